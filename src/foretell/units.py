@@ -1,0 +1,41 @@
+"""Bytes as people write and read them. Inside foretell bytes are integers everywhere."""
+
+from __future__ import annotations
+
+import re
+
+from foretell.errors import UsageError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_FACTORS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "kib": KIB,
+    "m": 10**6, "mb": 10**6, "mib": MIB,
+    "g": 10**9, "gb": 10**9, "gib": GIB,
+    "t": 10**12, "tb": 10**12, "tib": 1 << 40,
+}  # fmt: skip
+
+
+def parse_bytes(text: str) -> int:
+    """'22GiB', '800 MiB', '1.5GB' or a plain number of bytes."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(f"not a size: {text!r}. Write a number and a unit, as in 22GiB, 800MiB or 1.5GB.")
+    return round(float(match[1]) * factor)
+
+
+def format_bytes(num_bytes: int) -> str:
+    """The largest binary unit that keeps the number at one or above: 5.21 GiB, 812 MiB, 512 B."""
+    sign = "-" if num_bytes < 0 else ""
+    size = abs(num_bytes)
+    if size >= GIB:
+        return f"{sign}{size / GIB:.2f} GiB"
+    if size >= MIB:
+        return f"{sign}{size / MIB:.0f} MiB" if size >= 100 * MIB else f"{sign}{size / MIB:.1f} MiB"
+    if size >= KIB:
+        return f"{sign}{size / KIB:.1f} KiB"
+    return f"{sign}{size} B"

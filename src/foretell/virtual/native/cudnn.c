@@ -1,0 +1,250 @@
+/* cuDNN. Tensor and other plain descriptors need no GPU and stay the real library's; here is what wants a handle.
+ *
+ * Convolutions (and attention) go through the graph API: operation graph -> heuristics -> engine configurations -> execution plan,
+ * whose workspace PyTorch then allocates. cuDNN 9.8 and newer plans for a described device without having one, so the calls are
+ * passed on to the installed library with our card's description: engines and workspaces are the real ones. Older versions cannot;
+ * for them the graph is kept here and a rule gives the workspace. */
+#include "vgpu.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "device.h"
+
+enum { NOT_INITIALIZED = 1001, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 }; /* cudnnStatus_t of cuDNN 9 */
+enum { TYPE_HANDLE = 0, TYPE_DATA_TYPE = 1, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 16 };
+enum { /* descriptor types */
+    ENGINE = 2, ENGINE_CONFIG = 3, HEURISTICS = 4, PLAN = 5, CONVOLUTION_FORWARD = 10, CONVOLUTION_WEIGHTS = 11, CONVOLUTION_DATA = 12,
+    DEVICE_PROPERTIES = 38,
+};
+enum { /* attributes */
+    HEURISTICS_GRAPH = 201, HEURISTICS_RESULTS = 202, HEURISTICS_DEVICE = 204, CONFIG_ENGINE = 300, PLAN_CONFIG = 401,
+    PLAN_WORKSPACE = 402, PLAN_DEVICE = 407, GRAPH_OPERATIONS = 801, GRAPH_NUM_ENGINES = 802, TENSOR_TYPE = 901, TENSOR_DIMENSIONS = 902,
+    ENGINE_GRAPH = 1300, ENGINE_INDEX = 1301, ENGINE_DEVICE = 1307, DEVICE_JSON = 2702,
+};
+
+/* ---- handles ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct { void *stream; } Handle;
+
+EXPORT int cudnnCreate(void **handle) {
+    if (!visible_device_count()) return NOT_INITIALIZED;
+    use_library(LIBRARY_CUDNN);
+    *handle = calloc(1, sizeof(Handle));
+    return 0;
+}
+EXPORT int cudnnDestroy(void *handle) { free(handle); return 0; }
+EXPORT int cudnnSetStream(Handle *handle, void *stream) { handle->stream = stream; return 0; }
+EXPORT int cudnnGetStream(Handle *handle, void **stream) { *stream = handle->stream; return 0; }
+
+/* ---- descriptors of the graph API: ours, each with the real one behind it where the real library plans ------------------- */
+
+typedef struct { int data_type, num_dimensions; int64_t dimensions[8]; } Shape;
+
+/* What the rule and the log need to know of a convolution. Copied from operation to graph, heuristics, configuration and plan, since
+ * callers destroy a descriptor once the next one has been made from it. */
+typedef struct { int type; Shape x, y, w; } Operation;
+
+typedef struct { int type, choice; Shape shape; Operation operation; void *real; } Descriptor;
+
+static struct {
+    int (*create)(int, void **), (*destroy)(void *), (*finalize)(void *), (*set)(void *, int, int, int64_t, const void *),
+        (*get)(void *, int, int, int64_t, int64_t *, void *);
+    void *device; /* the description of the card, finalized */
+} real;
+static bool plans_itself;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+/* Inside the real library its own calls to these functions may come back to us; they are passed straight on. */
+static __thread bool is_inside;
+
+/* The keys are those of cuDNN's own JSON form of a device. */
+static int describe_card(char *json, size_t room) {
+    const Card *c = card();
+    return snprintf(json, room,
+        "{\"cudaDeviceId\":0,\"deviceVer\":%lld,\"driverVer\":%d,\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],"
+        "\"regsPerBlock\":65536,\"multiProcessorCount\":%lld,\"smCountOrigin\":0,\"warpSize\":32,\"maxSharedMemoryPerBlock\":%lld,"
+        "\"maxSharedMemoryPerBlockOptin\":%lld,\"reservedSharedMemoryPerBlock\":%d,\"oversizedSharedMemoryPerBlock\":0,"
+        "\"maxRegistersPerSM\":%lld,\"maxCtasPerSM\":%lld,\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":%lld,\"pciDeviceId\":%lld,"
+        "\"isTccDriver\":0,\"supportCoopLaunch\":1,\"totalGlobalMem\":%lld,\"smClockRateKHz\":%lld,\"memClockRateKHz\":%lld,"
+        "\"l2CacheSize\":%lld,\"deviceName\":\"%s\"}",
+        (long long)(100 * c->major + 10 * c->minor), runtime_version(), (long long)c->sms, (long long)c->shared_per_block,
+        (long long)c->shared_per_block_optin, c->major >= 8 ? 1024 : 0, (long long)c->registers_per_sm, (long long)c->blocks_per_sm,
+        (long long)c->threads_per_sm, (long long)c->pci_device_id, (long long)c->total, (long long)c->clock_khz,
+        (long long)c->memory_clock_khz, (long long)c->l2, c->name);
+}
+
+static void find_real(void) {
+    static const char *library = "libcudnn.so.";
+    size_t (*version)(void) = (size_t (*)(void))real_function(library, "cudnnGetVersion");
+    if (!version || version() < 90800) return;
+    real.create = (int (*)(int, void **))real_function(library, "cudnnBackendCreateDescriptor");
+    real.destroy = (int (*)(void *))real_function(library, "cudnnBackendDestroyDescriptor");
+    real.finalize = (int (*)(void *))real_function(library, "cudnnBackendFinalize");
+    real.set = (int (*)(void *, int, int, int64_t, const void *))real_function(library, "cudnnBackendSetAttribute");
+    real.get = (int (*)(void *, int, int, int64_t, int64_t *, void *))real_function(library, "cudnnBackendGetAttribute");
+    if (!real.create || !real.destroy || !real.finalize || !real.set || !real.get) return;
+    char json[2048];
+    int length = describe_card(json, sizeof json);
+    is_inside = true;
+    plans_itself = !real.create(DEVICE_PROPERTIES, &real.device) && !real.set(real.device, DEVICE_JSON, TYPE_CHAR, length, json) && !real.finalize(real.device);
+    is_inside = false;
+    if (!plans_itself) fprintf(stderr, "foretell: this cuDNN does not plan for a described device; convolution workspaces follow a rule\n");
+}
+
+static bool planner(void) {
+    pthread_once(&once, find_real);
+    return plans_itself;
+}
+
+/* capture/inside says in the result where workspaces come from. */
+EXPORT int foretell_cudnn_plans_itself(void) { return planner(); }
+
+static int leave(int status) { is_inside = false; return status; }
+#define INSIDE(call) (is_inside = true, leave(call))
+
+EXPORT int cudnnBackendCreateDescriptor(int type, void **descriptor) {
+    if (is_inside) return real.create(type, descriptor);
+    Descriptor *d = calloc(1, sizeof *d);
+    d->type = type;
+    int status = planner() ? INSIDE(real.create(type, &d->real)) : 0;
+    if (status) { free(d); return status; }
+    *descriptor = d;
+    return 0;
+}
+
+EXPORT int cudnnBackendDestroyDescriptor(void *descriptor) {
+    if (is_inside) return real.destroy(descriptor);
+    Descriptor *d = descriptor;
+    int status = d && d->real ? INSIDE(real.destroy(d->real)) : 0;
+    free(d);
+    return status;
+}
+
+static void remember(Descriptor *d, int attribute, int64_t count, const void *values) {
+    switch (attribute) {
+    case TENSOR_TYPE: d->shape.data_type = *(const int *)values; break;
+    case TENSOR_DIMENSIONS:
+        d->shape.num_dimensions = count > 8 ? 8 : (int)count;
+        memcpy(d->shape.dimensions, values, sizeof(int64_t) * (size_t)d->shape.num_dimensions);
+        break;
+    case ENGINE_INDEX: d->choice = (int)*(const int64_t *)values; break;
+    case 703: case 709: case 715: d->operation.w = (*(Descriptor *const *)values)->shape; break;
+    case 704: case 710: case 716: d->operation.x = (*(Descriptor *const *)values)->shape; break;
+    case 705: case 711: case 717: d->operation.y = (*(Descriptor *const *)values)->shape; d->operation.type = d->type; break;
+    case HEURISTICS_GRAPH: case CONFIG_ENGINE: case PLAN_CONFIG: case GRAPH_OPERATIONS: case ENGINE_GRAPH:
+        d->operation = (*(Descriptor *const *)values)->operation;
+        d->choice = (*(Descriptor *const *)values)->choice;
+        break;
+    }
+}
+
+EXPORT int cudnnBackendSetAttribute(void *descriptor, int attribute, int type, int64_t count, const void *values) {
+    if (is_inside) return real.set(descriptor, attribute, type, count, values);
+    Descriptor *d = descriptor;
+    if (type == TYPE_HANDLE) return 0; /* the card's description, added at Finalize, stands for the handle */
+    if (count > 0 && values) remember(d, attribute, count, values);
+    if (!d->real) return 0;
+    if (type != TYPE_DESCRIPTOR) return INSIDE(real.set(d->real, attribute, type, count, values));
+    void **behind = malloc(sizeof *behind * (size_t)(count > 0 ? count : 1));
+    for (int64_t i = 0; i < count; i++) behind[i] = ((Descriptor *const *)values)[i] ? ((Descriptor *const *)values)[i]->real : NULL;
+    int status = INSIDE(real.set(d->real, attribute, type, count, behind));
+    free(behind);
+    return status;
+}
+
+EXPORT int cudnnBackendFinalize(void *descriptor) {
+    if (is_inside) return real.finalize(descriptor);
+    Descriptor *d = descriptor;
+    if (!d->real) return 0;
+    int attribute = d->type == HEURISTICS ? HEURISTICS_DEVICE : d->type == PLAN ? PLAN_DEVICE : d->type == ENGINE ? ENGINE_DEVICE : 0;
+    int status = attribute ? INSIDE(real.set(d->real, attribute, TYPE_DESCRIPTOR, 1, &real.device)) : 0;
+    if (status) return status;
+    return INSIDE(real.finalize(d->real));
+}
+
+/* ---- the rule, for cuDNN before 9.8 ----------------------------------------------------------------------------------------- */
+
+static int64_t element_bytes(int data_type) {
+    switch (data_type) { /* cudnnDataType_t */
+    case 1: case 6: return 8;                   /* double, int64 */
+    case 2: case 9: return 2;                   /* half, bfloat16 */
+    case 3: case 5: case 7: case 10: case 11: return 1;
+    default: return 4;
+    }
+}
+
+static int64_t elements(const Shape *t, bool pads_channels) {
+    int64_t n = t->num_dimensions ? 1 : 0;
+    for (int i = 0; i < t->num_dimensions; i++) n *= pads_channels && i == 1 ? (t->dimensions[i] + 3) / 4 * 4 : t->dimensions[i];
+    return n;
+}
+
+/* Fitted to fp32 runs on an A100 (sm80): tensor-core engines copy x, y and w into NHWC with channels padded to 4. On other cards no
+ * rule was found that beats none. C and K: input and output channels. */
+static int64_t ruled_workspace(const Operation *o) {
+    if (card()->major != 8 || card()->minor != 0 || o->x.num_dimensions != 4 || element_bytes(o->x.data_type) != 4) return 0;
+    int64_t c = o->x.dimensions[1], k = o->y.dimensions[1], filter = o->w.dimensions[2] * o->w.dimensions[3];
+    if (o->w.dimensions[1] != c || c <= 4 || filter == 1) return 0; /* grouped, first layer, 1x1 */
+    int64_t copies = 4 * (elements(&o->x, true) + elements(&o->y, true) + (k + 3) / 4 * 4 * ((c + 3) / 4 * 4) * filter);
+    int64_t low = c < k ? c : k, high = c < k ? k : c;
+    if (o->type == CONVOLUTION_DATA) return high > 42 && k <= 128 ? 2 * copies : copies;
+    return low > 40 ? copies : 0;
+}
+
+/* The first configuration has the rule's workspace, the second none: near the limit torch falls back to it, as on a real card. */
+#define NUM_RULED_CONFIGS 2
+
+static int get_ruled(Descriptor *d, int attribute, int64_t room, int64_t *count, void *values) {
+    switch (attribute) {
+    case HEURISTICS_RESULTS:
+        if (count) *count = NUM_RULED_CONFIGS;
+        for (int64_t i = 0; values && i < room && i < NUM_RULED_CONFIGS; i++) {
+            Descriptor *config = ((Descriptor **)values)[i];
+            config->operation = d->operation, config->choice = (int)i;
+        }
+        return 0;
+    case PLAN_WORKSPACE: if (count) *count = 1; if (values) *(int64_t *)values = d->choice == 0 ? ruled_workspace(&d->operation) : 0; return 0;
+    case CONFIG_ENGINE: if (count) *count = 1; if (values && room > 0) (*(Descriptor **)values)->choice = d->choice; return 0;
+    case GRAPH_NUM_ENGINES: if (count) *count = 1; if (values) *(int64_t *)values = NUM_RULED_CONFIGS; return 0;
+    case ENGINE_INDEX: if (count) *count = 1; if (values) *(int64_t *)values = d->choice; return 0;
+    default: if (count) *count = 0; return 0; /* notes, knobs: none */
+    }
+}
+
+EXPORT int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, int64_t room, int64_t *count, void *values) {
+    if (is_inside) return real.get(descriptor, attribute, type, room, count, values);
+    Descriptor *d = descriptor;
+    if (!d->real) return get_ruled(d, attribute, room, count, values);
+    if (type != TYPE_DESCRIPTOR || !values || room <= 0) return INSIDE(real.get(d->real, attribute, type, room, count, values));
+    void **behind = malloc(sizeof *behind * (size_t)room); /* the caller's descriptors are filled in, not replaced */
+    for (int64_t i = 0; i < room; i++) behind[i] = ((Descriptor **)values)[i] ? ((Descriptor **)values)[i]->real : NULL;
+    int status = INSIDE(real.get(d->real, attribute, type, room, count, behind));
+    for (int64_t i = 0; i < room; i++)
+        if (attribute == HEURISTICS_RESULTS && ((Descriptor **)values)[i]) ((Descriptor **)values)[i]->operation = d->operation;
+    free(behind);
+    return status;
+}
+
+/* Logged: workspace, descriptor type of the operation, bytes of x, y and w. */
+EXPORT int cudnnBackendExecute(void *handle UNUSED, void *plan, void *pack UNUSED) {
+    const Operation *o = &((Descriptor *)plan)->operation;
+    const Shape *shapes[3] = {&o->x, &o->y, &o->w};
+    int64_t workspace = 0, sizes[3];
+    for (int i = 0; i < 3; i++) sizes[i] = elements(shapes[i], false) * element_bytes(shapes[i]->data_type);
+    if (is_logging() && cudnnBackendGetAttribute(plan, PLAN_WORKSPACE, TYPE_INT64, 1, NULL, &workspace)) workspace = 0;
+    library_call("cudnnBackendExecute", workspace, o->type, sizes[0], sizes[1], sizes[2]);
+    return 0;
+}
+
+/* ---- batch normalization, dropout, spatial transformers -------------------------------------------------------------------------- */
+
+/* The spatial modes need no workspace in NCHW; in NHWC a few KiB, which the allocator's rounding hides. */
+#define NO_BYTES(name, ...) EXPORT int name(__VA_ARGS__, size_t *bytes) { *bytes = 0; return 0; }
+NO_BYTES(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, void *h UNUSED, int mode UNUSED, int ops UNUSED, void *x UNUSED, void *z UNUSED, void *y UNUSED, void *b UNUSED, void *a UNUSED)
+NO_BYTES(cudnnGetBatchNormalizationBackwardExWorkspaceSize, void *h UNUSED, int mode UNUSED, int ops UNUSED, void *x UNUSED, void *y UNUSED, void *dy UNUSED, void *dz UNUSED, void *dx UNUSED, void *b UNUSED, void *a UNUSED)
+NO_BYTES(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, void *h UNUSED, int mode UNUSED, int ops UNUSED, void *a UNUSED, void *x UNUSED)
+
+#define ON_DEVICE(name) EXPORT int name(void) { library_call(#name, 0, 0, 0, 0, 0); return 0; }
+ON_DEVICE(cudnnBatchNormalizationForwardInference) ON_DEVICE(cudnnBatchNormalizationForwardTrainingEx) ON_DEVICE(cudnnBatchNormalizationBackwardEx)
+ON_DEVICE(cudnnSpatialTfGridGeneratorForward) ON_DEVICE(cudnnSpatialTfGridGeneratorBackward) ON_DEVICE(cudnnSpatialTfSamplerForward)
+ON_DEVICE(cudnnSpatialTfSamplerBackward) ON_DEVICE(cudnnPoolingForward)

@@ -1,0 +1,92 @@
+/* Which device bytes are what a real GPU would hold there. Kernels do nothing, so everything is unknown until a real copy,
+ * a memset or the host (capture/inside, which repeats small operators) has written it.
+ *
+ * A kernel may overwrite a known range and C cannot see it. So knowledge that only C has (a copy it made) lasts until the
+ * next launch; knowledge the host confirms lasts until the host takes it back. */
+#include "vgpu.h"
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct { uintptr_t start, end; uint64_t until; } Known; /* until: the launch number at which it lapses */
+#define CONFIRMED UINT64_MAX
+
+static Known *known; /* disjoint, ascending */
+static size_t num_known, room;
+
+static size_t first_ending_after(uintptr_t address) {
+    size_t low = 0, high = num_known;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (known[middle].end <= address) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static void insert(size_t at, Known k) {
+    if (num_known == room) known = realloc(known, sizeof *known * (room = room ? 2 * room : 256));
+    memmove(known + at + 1, known + at, sizeof *known * (num_known++ - at));
+    known[at] = k;
+}
+
+static void erase(size_t at, size_t count) {
+    if (!count) return;
+    memmove(known + at, known + at + count, sizeof *known * (num_known - at - count));
+    num_known -= count;
+}
+
+static void forget_locked(uintptr_t start, uintptr_t end) {
+    size_t i = first_ending_after(start);
+    if (i < num_known && known[i].start < start) { /* keep what lies before */
+        Known rest = known[i];
+        known[i++].end = start;
+        if (rest.end > end) { insert(i, (Known){end, rest.end, rest.until}); return; }
+    }
+    size_t last = i;
+    while (last < num_known && known[last].end <= end) last++;
+    if (last < num_known && known[last].start < end) known[last].start = end;
+    erase(i, last - i);
+}
+
+void know(uintptr_t address, size_t bytes, bool is_confirmed) {
+    if (!bytes) return;
+    lock();
+    forget_locked(address, address + bytes);
+    size_t i = first_ending_after(address);
+    uint64_t until = is_confirmed ? CONFIRMED : __atomic_load_n(&launches, __ATOMIC_RELAXED);
+    bool extends = i > 0 && known[i - 1].end == address && known[i - 1].until == until;
+    if (extends) known[i - 1].end = address + bytes;
+    else insert(i, (Known){address, address + bytes, until});
+    unlock();
+}
+
+void forget(uintptr_t address, size_t bytes) {
+    lock();
+    if (num_known) forget_locked(address, address + bytes);
+    unlock();
+}
+
+size_t known_prefix(uintptr_t address, size_t bytes, bool *is_known_run) {
+    lock();
+    uint64_t now = __atomic_load_n(&launches, __ATOMIC_RELAXED);
+    uintptr_t at = address, end = address + bytes;
+    size_t i = first_ending_after(address);
+    *is_known_run = i < num_known && known[i].start <= address && known[i].until >= now;
+    while (at < end) {
+        bool here = i < num_known && known[i].start <= at && known[i].until >= now;
+        if (here != *is_known_run) break;
+        if (i < num_known && known[i].start <= at) at = known[i++].end;
+        else at = i < num_known ? known[i].start : end;
+    }
+    unlock();
+    return (at < end ? at : end) - address;
+}
+
+bool is_known(uintptr_t address, size_t bytes) {
+    bool run;
+    return bytes == 0 || (known_prefix(address, bytes, &run) == bytes && run);
+}
+
+EXPORT void foretell_know(uintptr_t address, size_t bytes) { know(address, bytes, true); }
+EXPORT void foretell_forget(uintptr_t address, size_t bytes) { forget(address, bytes); }
+EXPORT int foretell_is_known(uintptr_t address, size_t bytes) { return is_known(address, bytes); }

@@ -1,0 +1,507 @@
+/* Device memory: addresses without pages. cudaMalloc takes 2 MiB pages against the card's capacity; the bytes behind an
+ * address exist only where a real copy has put something. Also memory pools (cudaMallocAsync), the driver's virtual-memory
+ * functions (expandable segments), pinned host memory, and copies. */
+#include "memory.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define ROUND_UP(n, to) (((n) + (to) - 1) / (to) * (to))
+#define PAGE ((size_t)4096)
+
+/* ---- address ranges: sorted arrays, looked up by bisection ------------------------------------------------------ */
+
+enum Use { USE_MALLOC, USE_POOL, USE_RESERVED, USE_MANAGED };
+typedef struct { uintptr_t start; size_t bytes; int device; enum Use use; size_t charged; } Range;
+typedef struct { Range *items; size_t count, room; } Ranges;
+
+static Ranges taken;   /* addresses in use, whatever for */
+static Ranges mapped;  /* parts of a USE_RESERVED range that cuMemMap has given memory; .charged is the handle */
+static Ranges pinned;  /* host memory from cudaHostAlloc and cudaHostRegister */
+
+static size_t position(const Ranges *r, uintptr_t address) { /* the first range that ends after the address */
+    size_t low = 0, high = r->count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (r->items[middle].start + r->items[middle].bytes <= address) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static Range *find(const Ranges *r, uintptr_t address) {
+    size_t i = position(r, address);
+    return i < r->count && r->items[i].start <= address ? &r->items[i] : NULL;
+}
+
+static void add(Ranges *r, Range item) {
+    size_t at = position(r, item.start);
+    if (r->count == r->room) r->items = realloc(r->items, sizeof *r->items * (r->room = r->room ? 2 * r->room : 256));
+    memmove(r->items + at + 1, r->items + at, sizeof *r->items * (r->count++ - at));
+    r->items[at] = item;
+}
+
+static void drop(Ranges *r, Range *item) {
+    size_t at = (size_t)(item - r->items);
+    memmove(item, item + 1, sizeof *item * (--r->count - at));
+}
+
+/* ---- the arena ---------------------------------------------------------------------------------------------------- */
+
+static uintptr_t arena;
+static size_t arena_bytes;
+static bool is_lazy;            /* pages become writable one copy at a time: hosts that forbid overcommit */
+static size_t lowest_gap_index; /* taken[0 .. this) has no gap */
+
+/* Address space costs nothing; a little of it is tried where the host limits it (ulimit -v). */
+static bool reserve_arena(void) {
+    size_t bytes = card()->arena ? (size_t)card()->arena : (size_t)4 << 40;
+    for (; bytes >= (size_t)card()->total; bytes /= 2) {
+        for (int lazy = 0; lazy < 2; lazy++) {
+            int protection = lazy ? PROT_NONE : PROT_READ | PROT_WRITE;
+            void *p = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (p == MAP_FAILED) continue;
+            madvise(p, bytes, MADV_NOHUGEPAGE); /* one byte must not cost 2 MiB */
+            madvise(p, bytes, MADV_DONTDUMP);
+            arena = ROUND_UP((uintptr_t)p, GRANULARITY);
+            arena_bytes = bytes - GRANULARITY;
+            is_lazy = lazy;
+            return true;
+        }
+    }
+    fprintf(stderr, "foretell: cannot reserve %lld bytes of address space for the virtual GPU's memory; raise 'ulimit -v'\n",
+            (long long)card()->total);
+    return false;
+}
+
+/* Lowest address first: PyTorch's pools order equal blocks by address, and a real driver's addresses ascend. */
+static void *take_addresses_locked(size_t bytes, size_t alignment, int device, enum Use use, size_t charged) {
+    if (!arena && !reserve_arena()) return NULL;
+    uintptr_t at = lowest_gap_index ? taken.items[lowest_gap_index - 1].start + taken.items[lowest_gap_index - 1].bytes : arena;
+    size_t i = lowest_gap_index;
+    for (;; i++) {
+        at = ROUND_UP(at, alignment);
+        if (i == taken.count || at + bytes <= taken.items[i].start) break;
+        at = taken.items[i].start + taken.items[i].bytes;
+    }
+    if (at + bytes > arena + arena_bytes) return NULL;
+    add(&taken, (Range){at, bytes, device, use, charged});
+    while (lowest_gap_index < taken.count) {
+        uintptr_t end = lowest_gap_index ? taken.items[lowest_gap_index - 1].start + taken.items[lowest_gap_index - 1].bytes : arena;
+        if (taken.items[lowest_gap_index].start != end) break;
+        lowest_gap_index++;
+    }
+    return (void *)at;
+}
+
+static void give_back_locked(Range *range) {
+    size_t index = (size_t)(range - taken.items);
+    if (index < lowest_gap_index) lowest_gap_index = index;
+    drop(&taken, range);
+}
+
+static void make_writable(uintptr_t address, size_t bytes) {
+    if (!is_lazy || !bytes) return;
+    uintptr_t start = address & ~(PAGE - 1);
+    mprotect((void *)start, ROUND_UP(address + bytes - start, PAGE), PROT_READ | PROT_WRITE);
+}
+
+/* Gives pages back to the host; the addresses read as zero again. */
+static void drop_pages(uintptr_t address, size_t bytes) {
+    uintptr_t start = ROUND_UP(address, PAGE), end = (address + bytes) & ~(PAGE - 1);
+    if (end > start) madvise((void *)start, end - start, MADV_DONTNEED);
+}
+
+static int out_of_memory(size_t bytes, const char *function) {
+    log_event(LOG_OUT_OF_MEMORY, function, (int64_t)bytes, (int64_t)device_free_bytes(current_device), current_device, 0, 0, 0);
+    return ERROR_OUT_OF_MEMORY;
+}
+
+static void log_use(enum LogKind kind, const char *function, uintptr_t address, size_t bytes, int device) {
+    log_event(kind, function, (int64_t)address, (int64_t)bytes, device, (int64_t)device_state(device)->used, 0, 0);
+}
+
+/* ---- cudaMalloc ---------------------------------------------------------------------------------------------------- */
+
+int device_malloc(void **address, size_t bytes, const char *function) {
+    if (!address) return ERROR_INVALID_VALUE;
+    *address = NULL;
+    if (bytes == 0) return SUCCESS;
+    size_t pages = ROUND_UP(bytes, GRANULARITY);
+    int error = SUCCESS, device = current_device;
+    lock();
+    if (bytes > (size_t)card()->total || !charge(device, pages)) error = out_of_memory(bytes, function);
+    else if (!(*address = take_addresses_locked(pages, GRANULARITY, device, USE_MALLOC, pages))) {
+        discharge(device, pages);
+        error = out_of_memory(bytes, function);
+    } else log_use(LOG_ALLOCATION, function, (uintptr_t)*address, pages, device);
+    unlock();
+    return error;
+}
+
+static int pool_free(void *address, const char *function);
+
+int device_free(void *address, const char *function) {
+    if (!address) return SUCCESS;
+    lock();
+    Range *range = find(&taken, (uintptr_t)address);
+    if (!range || range->start != (uintptr_t)address || range->use == USE_RESERVED) { unlock(); return ERROR_INVALID_VALUE; }
+    if (range->use == USE_POOL) { unlock(); return pool_free(address, function); }
+    Range was = *range;
+    give_back_locked(range);
+    if (was.charged) discharge(was.device, was.charged);
+    if (was.charged) log_use(LOG_FREE, function, was.start, was.charged, was.device);
+    drop_pages(was.start, was.bytes);
+    unlock();
+    forget(was.start, was.bytes);
+    return SUCCESS;
+}
+
+/* Managed memory lives on the host until a kernel touches it, so it is not charged to the card. */
+int managed_malloc(void **address, size_t bytes) {
+    lock();
+    *address = take_addresses_locked(ROUND_UP(bytes, GRANULARITY), GRANULARITY, current_device, USE_MANAGED, 0);
+    if (*address) make_writable((uintptr_t)*address, bytes);
+    unlock();
+    return *address ? SUCCESS : ERROR_OUT_OF_MEMORY;
+}
+
+bool range_of(const void *address, uintptr_t *base, size_t *bytes) {
+    lock();
+    Range *range = find(&taken, (uintptr_t)address);
+    if (range && range->use == USE_RESERVED) range = find(&mapped, (uintptr_t)address);
+    if (range) *base = range->start, *bytes = range->bytes;
+    unlock();
+    return range != NULL;
+}
+
+int device_of(const void *address) {
+    if ((uintptr_t)address < arena || (uintptr_t)address >= arena + arena_bytes) return -1;
+    lock();
+    Range *range = find(&taken, (uintptr_t)address);
+    if (range && range->use == USE_RESERVED) range = find(&mapped, (uintptr_t)address);
+    int device = range ? range->device : -1;
+    unlock();
+    return device;
+}
+
+bool is_managed(const void *address) {
+    lock();
+    Range *range = find(&taken, (uintptr_t)address);
+    bool answer = range && range->use == USE_MANAGED;
+    unlock();
+    return answer;
+}
+
+/* ---- memory pools: cudaMallocAsync ---------------------------------------------------------------------------------- */
+
+/* One default pool a device. The real pool remaps pages, so it does not fragment: what it holds is the high water of what
+ * is in use, in chunks; it gives back above the release threshold at a host synchronisation. */
+#define POOL_CHUNK ((size_t)32 << 20)
+typedef struct { size_t used, used_high, reserved, reserved_high; uint64_t release_threshold; } Pool;
+static Pool pools[MAX_DEVICES];
+
+void *pool_handle(int device) { return &pools[device]; }
+static int pool_device(const void *pool) {
+    const Pool *p = pool;
+    return p >= pools && p < pools + MAX_DEVICES ? (int)(p - pools) : -1;
+}
+
+int pool_malloc(void **address, size_t bytes, const char *function) {
+    *address = NULL;
+    if (bytes == 0) return SUCCESS;
+    bytes = ROUND_UP(bytes, (size_t)512);
+    int device = current_device, error = SUCCESS;
+    Pool *pool = &pools[device];
+    lock();
+    size_t needed = ROUND_UP(pool->used + bytes, POOL_CHUNK);
+    size_t growth = needed > pool->reserved ? needed - pool->reserved : 0;
+    if (growth && !charge(device, growth)) error = out_of_memory(bytes, function);
+    else if (!(*address = take_addresses_locked(bytes, 512, device, USE_POOL, 0))) {
+        discharge(device, growth);
+        error = out_of_memory(bytes, function);
+    } else {
+        pool->used += bytes;
+        pool->reserved += growth;
+        if (pool->used > pool->used_high) pool->used_high = pool->used;
+        if (pool->reserved > pool->reserved_high) pool->reserved_high = pool->reserved;
+        if (growth) log_use(LOG_ALLOCATION, function, (uintptr_t)*address, growth, device);
+    }
+    unlock();
+    return error;
+}
+
+static int pool_free(void *address, const char *function UNUSED) {
+    lock();
+    Range *range = find(&taken, (uintptr_t)address);
+    Range was = *range;
+    pools[was.device].used -= was.bytes;
+    give_back_locked(range);
+    drop_pages(was.start, was.bytes);
+    unlock();
+    forget(was.start, was.bytes);
+    return SUCCESS;
+}
+
+static void pool_trim_locked(int device, size_t keep) {
+    Pool *pool = &pools[device];
+    size_t floor = ROUND_UP(pool->used > keep ? pool->used : keep, POOL_CHUNK);
+    if (floor >= pool->reserved) return;
+    discharge(device, pool->reserved - floor);
+    log_use(LOG_FREE, "cudaMemPoolTrimTo", 0, pool->reserved - floor, device);
+    pool->reserved = floor;
+}
+
+int pool_trim(void *pool, size_t keep) {
+    int device = pool_device(pool);
+    if (device < 0) return ERROR_INVALID_VALUE;
+    lock();
+    pool_trim_locked(device, keep);
+    unlock();
+    return SUCCESS;
+}
+
+void pools_at_synchronization(int device) {
+    lock();
+    if (pools[device].reserved > pools[device].release_threshold) pool_trim_locked(device, pools[device].release_threshold);
+    unlock();
+}
+
+/* cudaMemPoolAttr: 1-3 reuse policies (int), 4 release threshold, 5-8 reserved now/high, used now/high (uint64). */
+int pool_attribute(void *pool, int attribute, void *value, bool is_set) {
+    static int reuse[4] = {0, 1, 1, 1};
+    int device = pool_device(pool);
+    if (device < 0 || attribute < 1 || attribute > 8) return ERROR_INVALID_VALUE;
+    Pool *p = &pools[device];
+    size_t *counters[] = {&p->reserved, &p->reserved_high, &p->used, &p->used_high};
+    lock();
+    if (attribute <= 3) {
+        if (is_set) reuse[attribute] = *(int *)value;
+        else *(int *)value = reuse[attribute];
+    } else if (attribute == 4) {
+        if (is_set) p->release_threshold = *(uint64_t *)value;
+        else *(uint64_t *)value = p->release_threshold;
+    } else if (is_set) { /* only a high-water mark may be set, and only to zero: it restarts from the present value */
+        if (attribute == 6) p->reserved_high = p->reserved;
+        if (attribute == 8) p->used_high = p->used;
+    } else *(uint64_t *)value = *counters[attribute - 5];
+    unlock();
+    return SUCCESS;
+}
+
+/* ---- the driver's virtual memory: cuMemAddressReserve, cuMemCreate, cuMemMap ------------------------------------------ */
+
+typedef struct { size_t bytes; int device, mappings; bool is_released; } Physical;
+
+int address_reserve(uintptr_t *address, size_t bytes, size_t alignment) {
+    if (!bytes || bytes % GRANULARITY) return ERROR_INVALID_VALUE;
+    lock();
+    *address = (uintptr_t)take_addresses_locked(bytes, alignment > GRANULARITY ? alignment : GRANULARITY, current_device, USE_RESERVED, 0);
+    unlock();
+    return *address ? SUCCESS : ERROR_OUT_OF_MEMORY;
+}
+
+int address_free(uintptr_t address, size_t bytes) {
+    lock();
+    Range *range = find(&taken, address);
+    bool is_valid = range && range->start == address && range->bytes == bytes && range->use == USE_RESERVED;
+    if (is_valid) give_back_locked(range);
+    unlock();
+    return is_valid ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+int physical_create(uint64_t *handle, size_t bytes, int device) {
+    if (!bytes || bytes % GRANULARITY) return ERROR_INVALID_VALUE;
+    int error = SUCCESS;
+    lock();
+    if (!charge(device, bytes)) error = out_of_memory(bytes, "cuMemCreate");
+    else {
+        Physical *p = calloc(1, sizeof *p);
+        p->bytes = bytes, p->device = device;
+        *handle = (uint64_t)(uintptr_t)p;
+        log_use(LOG_ALLOCATION, "cuMemCreate", (uintptr_t)p, bytes, device);
+    }
+    unlock();
+    return error;
+}
+
+static void physical_drop_locked(Physical *p) {
+    if (!p->is_released || p->mappings) return;
+    discharge(p->device, p->bytes);
+    log_use(LOG_FREE, "cuMemRelease", (uintptr_t)p, p->bytes, p->device);
+    free(p);
+}
+
+int physical_release(uint64_t handle) {
+    Physical *p = (Physical *)(uintptr_t)handle;
+    if (!p) return ERROR_INVALID_VALUE;
+    lock();
+    p->is_released = true;
+    physical_drop_locked(p);
+    unlock();
+    return SUCCESS;
+}
+
+int address_map(uintptr_t address, size_t bytes, uint64_t handle) {
+    Physical *p = (Physical *)(uintptr_t)handle;
+    int error = SUCCESS;
+    lock();
+    Range *range = find(&taken, address);
+    Range *next = position(&mapped, address) < mapped.count ? &mapped.items[position(&mapped, address)] : NULL;
+    if (!p || bytes != p->bytes || !range || range->use != USE_RESERVED || address + bytes > range->start + range->bytes ||
+        (next && next->start < address + bytes))
+        error = ERROR_INVALID_VALUE;
+    else {
+        p->mappings++;
+        add(&mapped, (Range){address, bytes, p->device, USE_RESERVED, (size_t)p});
+    }
+    unlock();
+    return error;
+}
+
+int address_unmap(uintptr_t address, size_t bytes) {
+    lock();
+    for (uintptr_t at = address; at < address + bytes;) {
+        Range *range = find(&mapped, at);
+        if (!range || range->start != at || range->start + range->bytes > address + bytes) { unlock(); return ERROR_INVALID_VALUE; }
+        Physical *p = (Physical *)range->charged;
+        at += range->bytes;
+        drop(&mapped, range);
+        p->mappings--;
+        physical_drop_locked(p);
+    }
+    drop_pages(address, bytes);
+    unlock();
+    forget(address, bytes);
+    return SUCCESS;
+}
+
+int physical_of(uintptr_t address, uint64_t *handle) {
+    lock();
+    Range *range = find(&mapped, address);
+    if (range) *handle = range->charged;
+    unlock();
+    return range ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+/* ---- pinned host memory ------------------------------------------------------------------------------------------------ */
+
+int pinned_malloc(void **address, size_t bytes) {
+    *address = NULL;
+    if (!bytes) return SUCCESS;
+    size_t pages = ROUND_UP(bytes, PAGE);
+    void *p = mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return ERROR_OUT_OF_MEMORY;
+    lock();
+    add(&pinned, (Range){(uintptr_t)p, pages, current_device, USE_MALLOC, pages});
+    unlock();
+    *address = p;
+    return SUCCESS;
+}
+
+int pinned_free(void *address) {
+    if (!address) return SUCCESS;
+    lock();
+    Range *range = find(&pinned, (uintptr_t)address);
+    bool is_valid = range && range->start == (uintptr_t)address && range->charged;
+    size_t bytes = is_valid ? range->bytes : 0;
+    if (is_valid) drop(&pinned, range);
+    unlock();
+    if (!is_valid) return ERROR_INVALID_VALUE;
+    munmap(address, bytes);
+    return SUCCESS;
+}
+
+int pinned_register(void *address, size_t bytes) {
+    if (!address || !bytes) return ERROR_INVALID_VALUE;
+    lock();
+    bool is_taken = find(&pinned, (uintptr_t)address) != NULL;
+    if (!is_taken) add(&pinned, (Range){(uintptr_t)address, bytes, current_device, USE_MALLOC, 0});
+    unlock();
+    return is_taken ? 712 /* cudaErrorHostMemoryAlreadyRegistered */ : SUCCESS;
+}
+
+int pinned_unregister(void *address) {
+    lock();
+    Range *range = find(&pinned, (uintptr_t)address);
+    bool is_valid = range && range->start == (uintptr_t)address && !range->charged;
+    if (is_valid) drop(&pinned, range);
+    unlock();
+    return is_valid ? SUCCESS : 713 /* cudaErrorHostMemoryNotRegistered */;
+}
+
+bool is_pinned(const void *address) {
+    lock();
+    bool answer = find(&pinned, (uintptr_t)address) != NULL;
+    unlock();
+    return answer;
+}
+
+/* ---- copies -------------------------------------------------------------------------------------------------------------- */
+
+/* The Python side knows types: while an operator on integer or bool tensors runs, all its copies are real. */
+static __thread bool copies_are_real;
+EXPORT void foretell_real_copies(int on) { copies_are_real = on != 0; }
+
+static bool is_real(size_t bytes) { return bytes <= SMALL_COPY || copies_are_real; }
+
+/* The stand-in for what is not known is zero, in whole pages without touching them (a 7B model copied back for a checkpoint
+ * must not fill the RAM). Fresh anonymous pages read as zero; other kinds of memory keep their old, valid bytes. */
+static void stand_in(char *to, size_t bytes) {
+    if (bytes <= 16 * SMALL_COPY) { memset(to, 0, bytes); return; }
+    uintptr_t start = ROUND_UP((uintptr_t)to, PAGE), end = ((uintptr_t)to + bytes) & ~(PAGE - 1);
+    memset(to, 0, start - (uintptr_t)to);
+    madvise((void *)start, end - start, MADV_DONTNEED);
+    memset((void *)end, 0, (uintptr_t)to + bytes - end);
+}
+
+static void read_device(char *to, const char *from, size_t bytes, const char *function) {
+    size_t num_unknown = 0;
+    for (size_t done = 0; done < bytes;) {
+        bool is_known_run;
+        size_t run = known_prefix((uintptr_t)from + done, bytes - done, &is_known_run);
+        if (is_known_run) memcpy(to + done, from + done, run);
+        else stand_in(to + done, run), num_unknown += run;
+        done += run;
+    }
+    if (num_unknown) log_event(LOG_UNKNOWN_READ, function, (int64_t)num_unknown, (int64_t)from, 0, 0, 0, 0);
+}
+
+static void copy_within_device(uintptr_t to, uintptr_t from, size_t bytes) {
+    if (is_known(from, bytes) && (is_real(bytes) || bytes <= 64 * SMALL_COPY)) {
+        make_writable(to, bytes);
+        memmove((void *)to, (void *)from, bytes);
+        know(to, bytes, false);
+    } else forget(to, bytes);
+}
+
+int copy_memory(void *to, const void *from, size_t bytes, int kind, const char *function) {
+    if (bytes == 0) return SUCCESS;
+    if (!to || !from || kind < HOST_TO_HOST || kind > COPY_DEFAULT) return ERROR_INVALID_VALUE;
+    bool to_device = device_of(to) >= 0 && !is_managed(to), from_device = device_of(from) >= 0 && !is_managed(from);
+    if ((kind == HOST_TO_DEVICE && !to_device) || (kind == DEVICE_TO_HOST && !from_device)) {
+        if (!is_managed(to) && !is_managed(from)) return ERROR_INVALID_VALUE;
+    }
+    if (to_device && from_device) copy_within_device((uintptr_t)to, (uintptr_t)from, bytes);
+    else if (from_device) read_device(to, from, bytes, function);
+    else if (!to_device) memmove(to, from, bytes);
+    else if (is_real(bytes)) {
+        make_writable((uintptr_t)to, bytes);
+        memcpy(to, from, bytes);
+        know((uintptr_t)to, bytes, false);
+    } else forget((uintptr_t)to, bytes);
+    return SUCCESS;
+}
+
+int set_memory(void *to, int value, size_t value_bytes, size_t bytes) {
+    if (bytes == 0) return SUCCESS;
+    if (device_of(to) < 0) return ERROR_INVALID_VALUE;
+    if (!is_real(bytes)) { forget((uintptr_t)to, bytes); return SUCCESS; }
+    make_writable((uintptr_t)to, bytes);
+    if (value_bytes == 1) memset(to, value, bytes);
+    else for (size_t i = 0; i < bytes; i += value_bytes) memcpy((char *)to + i, &value, value_bytes);
+    know((uintptr_t)to, bytes, false);
+    return SUCCESS;
+}

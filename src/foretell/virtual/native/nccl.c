@@ -1,0 +1,59 @@
+/* NCCL for one process: communicators of one rank (or of several local GPUs), collectives that move nothing. */
+#include "vgpu.h"
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct { int rank, num_ranks, device; } Communicator;
+typedef struct { char bytes[128]; } UniqueId;
+#define NCCL_INVALID_ARGUMENT 4
+
+static int new_communicator(void **communicator, int num_ranks, int rank) {
+    if (num_ranks < 1 || rank < 0 || rank >= num_ranks) return NCCL_INVALID_ARGUMENT;
+    use_library(LIBRARY_NCCL);
+    Communicator *c = malloc(sizeof *c);
+    *c = (Communicator){rank, num_ranks, current_device};
+    *communicator = c;
+    return 0;
+}
+
+EXPORT int ncclGetVersion(int *version) {
+    int (*real)(int *) = (int (*)(int *))real_function("libnccl.so.", "ncclGetVersion");
+    if (real && real != ncclGetVersion) return real(version);
+    *version = 22105;
+    return 0;
+}
+EXPORT int ncclGetUniqueId(UniqueId *id) { memset(id, 7, sizeof *id); return 0; }
+EXPORT int ncclCommInitRank(void **communicator, int num_ranks, UniqueId id UNUSED, int rank) { return new_communicator(communicator, num_ranks, rank); }
+EXPORT int ncclCommInitRankConfig(void **communicator, int num_ranks, UniqueId id UNUSED, int rank, void *config UNUSED) { return new_communicator(communicator, num_ranks, rank); }
+EXPORT int ncclCommInitRankScalable(void **communicator, int num_ranks, int rank, int num_ids UNUSED, void *ids UNUSED, void *config UNUSED) { return new_communicator(communicator, num_ranks, rank); }
+EXPORT int ncclCommInitAll(void **communicators, int count, const int *devices) {
+    for (int i = 0; i < count; i++) {
+        new_communicator(&communicators[i], count, i);
+        ((Communicator *)communicators[i])->device = devices ? devices[i] : i;
+    }
+    return 0;
+}
+EXPORT int ncclCommSplit(Communicator *from, int color, int key UNUSED, void **communicator, void *config UNUSED) {
+    if (color < 0) { *communicator = NULL; return 0; } /* NCCL_SPLIT_NOCOLOR */
+    if (from->num_ranks > 1) return unimplemented("ncclCommSplit (of several ranks)", 5);
+    return new_communicator(communicator, 1, 0);
+}
+EXPORT int ncclCommDestroy(void *communicator) { free(communicator); return 0; }
+EXPORT int ncclCommAbort(void *communicator) { free(communicator); return 0; }
+EXPORT int ncclCommFinalize(void *communicator UNUSED) { return 0; }
+EXPORT int ncclCommCount(Communicator *c, int *count) { *count = c->num_ranks; return 0; }
+EXPORT int ncclCommUserRank(Communicator *c, int *rank) { *rank = c->rank; return 0; }
+EXPORT int ncclCommCuDevice(Communicator *c, int *device) { *device = c->device; return 0; }
+EXPORT int ncclCommGetAsyncError(void *c UNUSED, int *error) { *error = 0; return 0; }
+EXPORT int ncclCommRegister(void *c UNUSED, void *buffer UNUSED, size_t bytes UNUSED, void **handle) { *handle = calloc(1, 8); return 0; }
+EXPORT int ncclCommDeregister(void *c UNUSED, void *handle) { free(handle); return 0; }
+EXPORT int ncclRedOpCreatePreMulSum(int *op, void *scalar UNUSED, int type UNUSED, int residence UNUSED, void *c UNUSED) { *op = 6; return 0; }
+EXPORT int ncclRedOpDestroy(int op UNUSED, void *c UNUSED) { return 0; }
+EXPORT int ncclGroupStart(void) { return 0; }
+EXPORT int ncclGroupEnd(void) { return 0; }
+EXPORT const char *ncclGetErrorString(int error) { return error ? "not supported by foretell's virtual GPU" : "no error"; }
+EXPORT const char *ncclGetLastError(void *c UNUSED) { return ""; }
+
+#define COLLECTIVE(name) EXPORT int name(void) { library_call(#name, 0, 0, 0, 0, 0); return 0; }
+COLLECTIVE(ncclAllReduce) COLLECTIVE(ncclBcast) COLLECTIVE(ncclBroadcast) COLLECTIVE(ncclReduce) COLLECTIVE(ncclReduceScatter)
+COLLECTIVE(ncclAllGather) COLLECTIVE(ncclSend) COLLECTIVE(ncclRecv) COLLECTIVE(ncclAlltoAll) COLLECTIVE(ncclGather)
