@@ -1,0 +1,83 @@
+"""What a process needs in its environment to see a card that is not there. The other side is native/config.c."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from foretell.errors import UnsupportedError
+from foretell.records import Gpu, LibraryBytes
+
+Events = Literal["late", "early"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryPaths:
+    cuda: Path
+    """Driver, runtime, cuBLAS, cuDNN, NCCL and CUPTI in one, under the driver's name."""
+    nvml: Path
+
+
+def library_paths() -> LibraryPaths:
+    """Where the native part is. It is compiled when foretell is built, so it can be missing."""
+    folder = Path(__file__).parent
+    paths = LibraryPaths(cuda=folder / "libcuda.so.1", nvml=folder / "libnvidia-ml.so.1")
+    missing = [path.name for path in (paths.cuda, paths.nvml) if not path.is_file()]
+    if missing:
+        raise UnsupportedError(
+            f"the virtual GPU was not built: {' and '.join(missing)} missing in {folder}. foretell was installed from "
+            "source without a C compiler. Install gcc (or cc) and run `pip install --force-reinstall foretell`, "
+            "or `make native` in a checkout."
+        )
+    return paths
+
+
+def environment(
+    gpu: Gpu,
+    *,
+    context_bytes: int,
+    libraries: LibraryBytes,
+    log_prefix: str,
+    num_devices: int = 1,
+    events: Events = "late",
+    base: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The variables to add to a child's environment; `base` is what it would have otherwise (default: ours)."""
+    assert not set(";=") & set(gpu.device_name), gpu.device_name
+    base = os.environ if base is None else base
+    paths = library_paths()
+    major, minor = gpu.compute_capability
+    device = {
+        "name": gpu.device_name,
+        "count": num_devices,
+        "total": gpu.total_bytes,
+        "context": context_bytes,
+        "major": major,
+        "minor": minor,
+        "sms": gpu.num_sms,
+        "shared_per_block": gpu.shared_bytes_per_block,
+        "shared_per_block_optin": gpu.shared_bytes_per_block_optin,
+        "shared_per_sm": gpu.shared_bytes_per_sm,
+        "registers_per_sm": gpu.registers_per_sm,
+        "threads_per_sm": gpu.threads_per_sm,
+        "blocks_per_sm": gpu.blocks_per_sm,
+        "l2": gpu.l2_bytes,
+        "bus_bits": gpu.memory_bus_bits,
+        "clock_khz": gpu.clock_khz,
+        "memory_clock_khz": gpu.memory_clock_khz,
+        "pci_device_id": gpu.pci_device_id,
+        "cublas_library": libraries.cublas,
+        "cudnn_library": libraries.cudnn,
+        "nccl_library": libraries.nccl,
+        "events": events,
+    }
+    # Ours come first: what else is preloaded (jemalloc, a profiler) must not resolve CUDA's names before us.
+    preload = [str(paths.cuda), str(paths.nvml), *filter(None, [base.get("LD_PRELOAD")])]
+    return {
+        "LD_PRELOAD": ":".join(preload),
+        "FORETELL_DEVICE": ";".join(f"{key}={value}" for key, value in device.items()),
+        "FORETELL_LOG": log_prefix,
+    }
