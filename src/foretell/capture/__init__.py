@@ -1,0 +1,6 @@
+"""Runs the user's command on the virtual GPU. `launch` is the parent's side, `inside` the child's."""
+
+from foretell.capture.command import Command, TorchInstall, find_torch, resolve
+from foretell.capture.launch import CaptureOptions, Progress, launch
+
+__all__ = ["CaptureOptions", "Command", "Progress", "TorchInstall", "find_torch", "launch", "resolve"]

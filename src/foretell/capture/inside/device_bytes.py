@@ -1,0 +1,77 @@
+"""The seam to the virtual GPU's memory: which device bytes are known, and a CPU tensor over the same addresses.
+
+Device memory of the virtual GPU is mapped into the process, so a CPU tensor over a device tensor's address costs nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+
+class DeviceBytes:
+    def __init__(self, torch: Any) -> None:
+        library = ctypes.CDLL(None)  # the preloaded virtual GPU
+        address, size = ctypes.c_size_t, ctypes.c_size_t
+        self._know = library.foretell_know
+        self._forget = library.foretell_forget
+        self._is_known = library.foretell_is_known
+        for function in (self._know, self._forget, self._is_known):
+            function.argtypes = [address, size]
+        self._know.restype = self._forget.restype = None
+        self.real_copies = library.foretell_real_copies
+        self.answer_reads = library.foretell_answer_reads
+        self.answer_reads.argtypes = [ctypes.c_int64, ctypes.c_int]
+        self._frombuffer = torch.frombuffer
+        self._empty_strided = torch.empty_strided
+        self._watched: dict[int, Any] = {}
+        self._starts: set[int] = set()
+        """Where ranges that were ever known begin: a cheap "surely nothing is known there"."""
+
+    def is_known(self, tensor: Any) -> bool:
+        return not tensor.numel() or bool(self._is_known(*_extent(tensor)))
+
+    def forget(self, tensor: Any) -> None:
+        if tensor.numel():
+            self._forget(*_extent(tensor))
+
+    def forget_whole(self, tensors: Iterable[Any]) -> None:
+        """Forgets tensors that are not views, of which most were never known (the optimizer's lists)."""
+        for tensor in tensors:
+            if tensor.data_ptr() in self._starts:
+                self.forget(tensor)
+
+    def know(self, tensor: Any) -> None:
+        """What the device holds there is right, until somebody forgets it or the storage dies."""
+        if not tensor.numel():
+            return
+        start, length = _extent(tensor)
+        self._know(start, length)
+        self._starts.add(start)
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._watched:
+            # PyTorch recycles the block without telling anybody; what was known of it would be stale for its next owner.
+            extent = (storage.data_ptr(), storage.nbytes())
+            self._watched[key] = weakref.ref(storage, lambda _, key=key, extent=extent: self._storage_died(key, extent))
+
+    def _storage_died(self, key: int, extent: tuple[int, int]) -> None:
+        self._watched.pop(key, None)
+        self._forget(*extent)
+
+    def alias(self, tensor: Any) -> Any:
+        """A CPU tensor over the same bytes, with the same shape and strides."""
+        if not tensor.numel():
+            return self._empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        start, length = _extent(tensor)
+        view = (ctypes.c_char * length).from_address(start)
+        return self._frombuffer(view, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
+
+
+def _extent(tensor: Any) -> tuple[int, int]:
+    elements = 1
+    for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
+        elements += (size - 1) * stride
+    return tensor.data_ptr(), elements * tensor.element_size()

@@ -1,0 +1,46 @@
+"""Turns PyTorch's out-of-memory observer into an `oom` line, at the moment it happens and also if the script catches it.
+
+The observer is called before the exception is made, so the message here is the first sentence of PyTorch's; the whole
+of it is in the `exception` line when nobody caught it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .run import Run
+from .where import where_now
+
+
+def install(run: Run, torch: Any) -> None:
+    def on_out_of_memory(device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
+        try:
+            message = (
+                f"CUDA out of memory. Tried to allocate {_size(requested_bytes)}. GPU {device} has a total capacity of "
+                f"{_size(total_bytes)} of which {_size(free_bytes)} is free."
+            )
+            run.journal.write(
+                "oom",
+                step=run.num_steps,
+                phase=run.phase,
+                requested_bytes=requested_bytes,
+                message=message,
+                where=where_now(),
+                free_bytes=free_bytes,
+                total_bytes=total_bytes,
+                device=device,
+            )
+        except Exception as error:  # an exception here would replace PyTorch's own
+            run.hook_failed("out of memory", error)
+
+    torch._C._cuda_attach_out_of_memory_observer(on_out_of_memory)
+
+
+def _size(num_bytes: int) -> str:
+    """As c10/cuda/CUDACachingAllocator.cpp `format_size` writes it."""
+    if num_bytes <= 1024:
+        return f"{num_bytes} bytes"
+    for unit, name in ((1024, "KiB"), (1 << 20, "MiB")):
+        if num_bytes <= unit * 1024:
+            return f"{num_bytes / unit:.2f} {name}"
+    return f"{num_bytes / (1 << 30):.2f} GiB"

@@ -1,0 +1,21 @@
+"""Turns the JSON of `FORETELL_CAPTURE` into typed options. Every hook has a switch, so that tests can compare."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+
+class Options:
+    """A plain class: `dataclasses` takes 7 ms to import, and every Python process of the script pays for it."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.directory: str = given["directory"]
+        self.steps: Literal["auto", "all"] | int = given.get("steps", "auto")
+        self.skip_init: bool = given.get("skip_init", True)
+        self.overlay: bool = given.get("overlay", True)
+        self.offline: bool = given.get("offline", True)
+        self.history: bool = given.get("history", True)
+        self.values: bool = given.get("values", True)
+        self.phases: bool = given.get("phases", True)
+        self.guards: bool = given.get("guards", True)
+        """Refuse what cannot be estimated: several ranks, a card torch has no kernels for."""

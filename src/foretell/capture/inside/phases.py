@@ -1,0 +1,111 @@
+"""Turns the script's calls into `phase` lines: forward, backward, evaluation (the optimizer is marked by steps.py).
+
+Backward: the Python functions `torch.autograd.backward` and `torch.autograd.grad` are wrapped; `Tensor.backward` ends in
+the first. Forward and evaluation: a global forward pre-hook, present only until the first module with parameters on the
+GPU is called, which is the root of the model; a call with gradients disabled is an evaluation. Then the hook is
+taken away, so the modules inside run without it. It comes back after backward, after an optimizer step, at the next
+batch of a DataLoader, and it stays during an evaluation, since nothing else tells its end.
+
+A closure (LBFGS, Lightning) makes forward and backward run inside an optimizer step; they are marked all the same.
+
+The bytes are the same with it: the hook returns None and keeps nothing; `Module._call_impl` holds arguments and result
+in the same frame for the same time on both of its paths. (A TorchDispatchMode and full backward hooks do change bytes.)
+
+`torch.compile` looks at global hooks while it traces, so once the script has called it there is no hook any more, and
+the next batch of a DataLoader tells forward (gradients on) from evaluation (off) instead.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from .run import Run
+
+
+class Phases:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._torch: Any = None
+        self._hook: Any = None
+        self._is_compiling = False
+        self._cuda_is_up = False
+        self.num_evaluation_forwards = 0
+        """Grows with each root forward on the GPU with gradients disabled."""
+        self.num_backwards = 0
+
+    def install(self, torch: Any) -> None:
+        self._torch = torch
+        torch.autograd.backward = self._as_backward(torch.autograd.backward)
+        torch.autograd.grad = self._as_backward(torch.autograd.grad)
+        torch.compile = self._noting_compilation(torch.compile)
+        torch.nn.Module.compile = self._noting_compilation(torch.nn.Module.compile)
+        self._run.after_step.append(self.look_for_forward)
+
+    def cuda_starts(self) -> None:
+        self._cuda_is_up = True
+        self.look_for_forward()
+
+    def look_for_forward(self) -> None:
+        """The next root forward is to be marked."""
+        if self._torch is None or not self._cuda_is_up:
+            return
+        if self._is_compiling:
+            if self._run.phase in ("other", "evaluation"):
+                self._mark_forward()
+        elif self._hook is None:
+            self._hook = self._torch.nn.modules.module.register_module_forward_pre_hook(self._before_module)
+
+    def _before_module(self, module: Any, args: Any) -> None:
+        if self._run.phase == "backward" or not _is_on_gpu(module):
+            return
+        if self._run.is_in_optimizer_step and not self._torch.is_grad_enabled():
+            return
+        self._mark_forward()
+        if self._run.phase == "forward":
+            self._stop_looking()
+
+    def _mark_forward(self) -> None:
+        if self._torch.is_grad_enabled():
+            self._run.enter("forward")
+        else:
+            self.num_evaluation_forwards += 1
+            self._run.enter("evaluation")
+
+    def _stop_looking(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _as_backward(self, original: Any) -> Any:
+        @wraps(original)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            before = self._run.phase
+            self._stop_looking()
+            self._run.enter("backward")
+            self.num_backwards += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if before == "backward":  # a backward inside another: the outer one goes on
+                    self._run.enter("backward")
+                else:
+                    self._run.enter("optimizer" if self._run.is_in_optimizer_step else "other")
+                    self.look_for_forward()
+
+        return marked
+
+    def _noting_compilation(self, original: Any) -> Any:
+        @wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._is_compiling = True
+            self._stop_looking()
+            return original(*args, **kwargs)
+
+        return noted
+
+
+def _is_on_gpu(module: Any) -> bool:
+    for parameter in module.parameters():
+        return bool(parameter.is_cuda)
+    return False

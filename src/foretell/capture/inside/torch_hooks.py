@@ -1,0 +1,76 @@
+"""Turns "torch has been imported" and "CUDA is being initialised" into installed hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import distributed, kernels, oom, skip_init, values
+from .history import History
+from .loaders import Loaders
+from .peaks import Peaks
+from .phases import Phases
+from .run import Run
+from .steps import Steps
+from .stopping import Stopping
+from .trainers import Trainers
+
+
+def install_torch_hooks(run: Run, torch: Any) -> None:
+    arch_list = _arch_list(torch)
+    run.journal.write(
+        "torch", version=torch.__version__, cuda=torch.version.cuda, cudnn=_cudnn_version(torch), arch_list=arch_list
+    )
+    peaks, phases, trainers = Peaks(), Phases(run), Trainers(run)
+    loaders = Loaders(run, peaks, phases)
+    options = run.options
+    hooks: list[tuple[str, bool, Callable[[], None]]] = [
+        ("peaks", True, lambda: peaks.install(run, torch)),
+        ("optimizer steps", True, lambda: Steps(run, peaks).install()),
+        ("phases", options.phases, lambda: phases.install(torch)),
+        ("the start of CUDA", True, lambda: _when_cuda_starts(run, torch, phases, arch_list)),
+        ("trainers", options.steps != "all", trainers.install),
+        ("DataLoaders", options.steps != "all", lambda: loaders.install(torch)),
+        ("the end of training", options.steps != "all", Stopping(run, peaks, loaders, trainers).install),
+        ("weight initialisation", options.skip_init, lambda: skip_init.install(run, torch)),
+        ("torch.distributed", options.guards, lambda: distributed.install(run, torch)),
+        ("values", options.values, lambda: values.install(run, torch)),
+    ]
+    for name, is_on, install in hooks:
+        if is_on:
+            try:
+                install()
+            except Exception as error:  # one hook that does not fit this torch must not take the others with it
+                run.hook_failed(name, error)
+
+
+def _when_cuda_starts(run: Run, torch: Any, phases: Phases, arch_list: list[str]) -> None:
+    def cuda_starts() -> None:
+        run.journal.write("cuda", device_count=torch.cuda.device_count())
+        if run.options.guards:
+            kernels.refuse_card_without_kernels(run, torch, arch_list)
+        oom.install(run, torch)
+        phases.cuda_starts()
+        if run.options.history:
+            History(run).install(torch)
+
+    def guarded() -> None:
+        try:
+            cuda_starts()
+        except Exception as error:
+            run.hook_failed("the start of CUDA", error)
+
+    # torch.cuda._lazy_init runs what is queued right after the driver is up, before the script's first allocation. This
+    # is what torch.cuda._lazy_call does, less the stack it formats for each call.
+    torch.cuda._queued_calls.append((guarded, []))
+
+
+def _arch_list(torch: Any) -> list[str]:
+    flags = torch._C._cuda_getArchFlags() if hasattr(torch._C, "_cuda_getArchFlags") else None
+    return flags.split() if flags else []
+
+
+def _cudnn_version(torch: Any) -> int | None:
+    # Not torch.backends.cudnn.version(): on torch 2.15 it initialises CUDA.
+    cudnn = getattr(torch._C, "_cudnn", None)
+    return int(cudnn.getVersionInt()) if cudnn is not None else None

@@ -1,0 +1,300 @@
+"""Values that decide what the script does.
+
+Kernels compute nothing, so device tensors have no values; but small ones, and integers and booleans, choose the code path
+(masks, lengths, `.item()`, `.nonzero()`). Their operators are repeated on the host, on CPU tensors over the same bytes: a
+result is known when everything that went into it is. A TorchFunctionMode does that; a TorchDispatchMode would change the
+memory it observes.
+
+What is read although it is not known gets a stand-in: 1.0 for floating-point tensors of up to 16 Ki elements, otherwise 0
+and False. Where it decides a size (how many elements a mask selects), half of the elements are taken. Each such read is
+journaled with its line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from . import operators
+from .device_bytes import DeviceBytes
+from .operators import INTEGERS, torch
+from .run import Run
+from .where import where_now
+
+MAX_INTEGERS = 1 << 22
+"""Elements of an integer or boolean result that is repeated on the host."""
+MAX_FLOATS = 1 << 10
+"""The same for floating-point ones. Made from integers or booleans (`mask.float()`) they may have 64 times as many."""
+MAX_STAND_IN = 1 << 14
+
+Tensor: Any = torch.Tensor
+_no_subclasses: Any = torch._C.DisableTorchFunctionSubclass
+
+
+def install(run: Run, torch: Any) -> None:
+    """Called when torch has finished importing, if `options.values`."""
+    if not torch.version.cuda:
+        return
+    mode = Values(run)
+    mode.__enter__()
+    run.before_end.append(mode.journal_reads)
+
+
+class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+        self._bytes = DeviceBytes(torch)
+        self._unknown_reads: dict[tuple[str, str], list[int]] = {}
+        self._random_state: Any = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in operators.SPECIAL:
+            return self._special(func, args, kwargs)
+        out = func(*args, **kwargs)
+        kind = type(out)
+        if kind is Tensor:
+            if out.is_cuda and is_small(out, from_integers=True):  # of large floating-point tensors nothing is ever known
+                self._settle(func, args, kwargs, (out,))
+        elif isinstance(out, tuple | list) and kind is not torch.Size:
+            self._settle(func, args, kwargs, out)
+        elif func is operators.SET_ITEM:
+            self._settle(func, args, kwargs, (args[0],))
+        elif out is None and args and type(args[0]) in (tuple, list):  # in place over lists of tensors: foreach, fused
+            self._bytes.forget_whole(each for each in tensors_in(args) if each.is_cuda)
+        return out
+
+    # ---- after an operator: is its result known? ---------------------------------------------------------------------
+
+    def _settle(self, func: Any, args: Any, kwargs: Any, outs: Iterable[Any]) -> None:
+        """Repeats the operator on the host if its results on the device are small and all that it read is known."""
+        results = [out for out in outs if is_on_device(out)]
+        if not any(is_small(out, from_integers=True) for out in results):
+            return
+        try:
+            with _no_subclasses(), torch.no_grad():
+                is_known = self._repeat(func, args, kwargs, results)
+        except Exception:  # cannot be repeated here (a functorch wrapper, no CPU kernel, another type under autocast)
+            is_known = False
+        if not is_known:
+            self._forget(results)
+
+    def _repeat(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
+        inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
+        from_integers = any(each.dtype in INTEGERS for each in inputs)
+        if func in operators.UNINITIALISED or not all(is_small(out, from_integers=from_integers) for out in outs):
+            return False
+        if any(each.requires_grad for each in inputs) and outs[0].dtype not in INTEGERS:
+            return False  # a weight: the optimizer changes it where nobody sees
+        is_in_place = any(out is each for out in outs for each in inputs)
+        if not is_in_place and all(self._bytes.is_known(out) for out in outs):
+            for out in outs:  # a view of something known, or a copy that was just made
+                self._bytes.know(out)
+            return True
+        read = inputs[1:] if func in operators.OVERWRITE else inputs
+        if not all(not each.is_cuda or self._bytes.is_known(each) for each in read):
+            return self._assume_good_numbers(func, outs)
+        result = self._on_host(func, args, kwargs)
+        if not is_in_place:
+            for out, value in zip(outs, tensors_in([result]), strict=True):
+                if out.shape != value.shape or out.dtype != value.dtype:
+                    return False
+                self._bytes.alias(out.detach()).copy_(value)
+        for out in outs:
+            self._bytes.know(out)
+        return True
+
+    def _assume_good_numbers(self, func: Any, outs: list[Any]) -> bool:
+        """A script that asks whether a loss is finite trains on when it is: that is the run to estimate."""
+        if func not in operators.ASKS_FOR_GOOD_NUMBERS and func not in operators.ASKS_FOR_BAD_NUMBERS:
+            return False
+        for out in outs:
+            self._bytes.alias(out.detach()).fill_(func in operators.ASKS_FOR_GOOD_NUMBERS)
+            self._bytes.know(out)
+        return True
+
+    def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        host_args = self._to_host(tuple(args))
+        host_kwargs = {name: self._to_host(value) for name, value in kwargs.items()}
+        if func not in operators.RANDOM:
+            return func(*host_args, **host_kwargs)
+        # The GPU has a random generator of its own: the host's must not move.
+        host_state = torch.get_rng_state()
+        if self._random_state is not None:
+            torch.set_rng_state(self._random_state)
+        try:
+            return func(*host_args, **host_kwargs)
+        finally:
+            self._random_state = torch.get_rng_state()
+            torch.set_rng_state(host_state)
+
+    def _to_host(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._bytes.alias(value.detach()) if value.is_cuda else value
+        if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")):
+            return "cpu"
+        if isinstance(value, torch.Generator):
+            return None
+        if type(value) is tuple or type(value) is list:
+            return type(value)(self._to_host(each) for each in value)
+        return value
+
+    def _forget(self, tensors: Iterable[Any]) -> None:
+        for each in tensors:
+            if is_on_device(each):
+                try:
+                    self._bytes.forget(each)
+                except Exception:  # no plain storage (sparse, functorch): nothing is known of it
+                    pass
+
+    # ---- operators that need something before or besides --------------------------------------------------------------
+
+    def _special(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in operators.READS:
+            return self._read(func, args, kwargs)
+        if func in operators.SIZE_IS_DATA:
+            out = self._with_size(func, args, kwargs)
+        elif func in operators.COPIES:
+            out = self._copy(func, args, kwargs)
+        elif func in operators.CHECKS_PROBABILITIES:
+            out = self._answering(1, func, args, kwargs)  # "are these probabilities?" Yes.
+        else:
+            out = func(*args, **kwargs)
+        if func in operators.BATCH_NORM:
+            self._forget(args[3:5])  # the running statistics, which the kernel updates
+        elif func not in operators.CHECKS_GRADIENTS:  # found_inf stays as it was: what is estimated is training that works
+            self._settle(func, args, kwargs, out if isinstance(out, tuple | list) else (out,))
+        return out
+
+    def _answering(self, answer: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs the operator; counts and conditions that it reads back inside are answered so."""
+        self._bytes.answer_reads(answer, 1 << 30)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._bytes.answer_reads(0, 0)
+
+    def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The virtual GPU cannot see types: while an integer tensor is copied, copies of any size are real."""
+        source = args[1] if func is Tensor.copy_ and len(args) > 1 else args[0] if args else None
+        is_tensor = isinstance(source, Tensor)
+        is_real = not is_tensor or (source.dtype in INTEGERS and source.numel() <= MAX_INTEGERS)
+        if is_real:
+            self._bytes.real_copies(1)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            if is_real:
+                self._bytes.real_copies(0)
+        if is_tensor and source.is_cuda and type(out) is Tensor and out.device.type == "cpu" and not self._is_known(source):
+            self._note(func, source)
+        return out
+
+    def _with_size(self, func: Any, args: Any, kwargs: Any) -> Any:
+        decides = what_decides_the_size(func, args)
+        if not any(each.is_cuda for each in decides):
+            return func(*args, **kwargs)
+        count = None
+        if all(not each.is_cuda or self._is_known(each) for each in decides):
+            count = self._count(func, args, kwargs, decides[0])
+        if count is None:
+            count = (decides[0].numel() + 1) // 2
+            self._note(func, decides[0], "decides a size; half of the elements is assumed")
+        return self._answering(count, func, args, kwargs)
+
+    def _count(self, func: Any, args: Any, kwargs: Any, mask: Any) -> int | None:
+        try:
+            with _no_subclasses(), torch.no_grad():
+                if func in operators.SELECT_BY_MASK or func in operators.COUNTS_NONZERO:
+                    return int(self._bytes.alias(mask.detach()).count_nonzero())
+                result = next(tensors_in([self._on_host(func, args, kwargs)]))
+                if func in operators.MAXIMUM_IS_SIZE:
+                    return int(result.shape[-1]) - 1
+                return int(result.shape[kwargs.get("dim") or 0])
+        except Exception:  # what cannot be repeated on the host is not known
+            return None
+
+    # ---- reads -----------------------------------------------------------------------------------------------------------
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        source = args[0]
+        if not is_on_device(source) or self._is_known(source):
+            return func(*args, **kwargs)
+        self._note(func, source)
+        if source.numel() > MAX_STAND_IN:
+            return func(*args, **kwargs)
+        with _no_subclasses(), torch.no_grad():
+            self._bytes.alias(source.detach()).fill_(stand_in(source))
+            self._bytes.know(source)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._forget([source])
+
+    def _is_known(self, tensor: Any) -> bool:
+        try:
+            with _no_subclasses():
+                return self._bytes.is_known(tensor)
+        except Exception:
+            return False
+
+    def _note(self, func: Any, source: Any, what: str = "") -> None:
+        name = getattr(func, "__name__", str(func))
+        key = (where_now() or "", f"{name}: {what}" if what else name)
+        counts = self._unknown_reads.setdefault(key, [0, 0])
+        counts[0] += 1
+        counts[1] += source.numel() * source.element_size()
+
+    def journal_reads(self) -> None:
+        for (where, what), (count, num_bytes) in self._unknown_reads.items():
+            self._run.journal.write("unknown_read", where=where or None, what=what, count=count, bytes=num_bytes)
+        self._unknown_reads.clear()
+
+
+def is_on_device(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_cuda
+
+
+def is_small(tensor: Any, *, from_integers: bool) -> bool:
+    limit = MAX_INTEGERS if tensor.dtype in INTEGERS else MAX_FLOATS * (64 if from_integers else 1)
+    return bool(tensor.numel() <= limit)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list) and type(value) is not torch.Size:
+            yield from tensors_in(value)
+
+
+def what_decides_the_size(func: Any, args: Any) -> list[Any]:
+    """The tensors whose values set the result's size, the one that is counted first; empty if the shapes alone decide."""
+    if func is Tensor.__getitem__:
+        indices = args[1] if type(args[1]) is tuple else (args[1],)
+        return [each for each in indices if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
+    tensors = list(tensors_in(args))
+    if func in operators.SELECT_BY_MASK:
+        return tensors[1:]
+    if func in operators.COUNTS_NONZERO:
+        return tensors if len(tensors) == 1 and len(args) == 1 else []  # where(condition, x, y) keeps the shape
+    if func in (getattr(torch, "repeat_interleave", None), Tensor.repeat_interleave):
+        return tensors[-1:] if len(tensors) > 1 or len(args) == 1 else []
+    return tensors
+
+
+def stand_in(tensor: Any) -> int:
+    if tensor.dtype not in INTEGERS:
+        return 1
+    if tensor.dtype is not torch.bool:
+        return 0
+    # torch.distributions asks whether its arguments are valid; an unknown answer must not be "no".
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return int("distributions" in frame.f_code.co_filename)
+
+
+_HERE = __file__.rpartition("/")[0]

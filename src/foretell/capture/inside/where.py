@@ -1,0 +1,48 @@
+"""Turns a stack of frames into `file:line` of the user's code: the innermost frame that is not in a library."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from types import FrameType, TracebackType
+
+_OURS = os.path.dirname(os.path.abspath(__file__))
+_LIBRARIES = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def where_now() -> str | None:
+    """Where the user's code is; seen from a thread of autograd, which has no frames of the user's, where the main thread is."""
+    found = _where(_outwards(sys._getframe(1)))
+    if found is not None and found[1]:
+        return found[0]
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    from_main = _where(_outwards(main))
+    return (from_main or found or (None, False))[0]
+
+
+def where_raised(traceback: TracebackType | None) -> str | None:
+    places = []
+    while traceback is not None:
+        places.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    found = _where(places[::-1])
+    return found[0] if found else None
+
+
+def _outwards(frame: FrameType | None) -> list[tuple[str, int]]:
+    places = []
+    while frame is not None:
+        places.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return places
+
+
+def _where(places: list[tuple[str, int]]) -> tuple[str, bool] | None:
+    """(place, whether it is the user's), innermost first; without a frame of the user's the innermost of all."""
+    places = [place for place in places if not place[0].startswith((_OURS, "<frozen"))]
+    for file, line in places:
+        if not file.startswith(_LIBRARIES) and f"{os.sep}site-packages{os.sep}" not in file and os.path.isabs(file):
+            return f"{file}:{line}", True
+    return (f"{places[0][0]}:{places[0][1]}", False) if places else None

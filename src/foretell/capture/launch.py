@@ -1,0 +1,269 @@
+"""Starts a command as a child on the virtual GPU, waits for it, and leaves nothing of it running."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from foretell.capture.command import Command
+from foretell.errors import UnsupportedError, UsageError
+from foretell.records import CaptureResult, Gpu, LibraryBytes
+from foretell.virtual import environment
+
+Steps = Literal["auto", "all"] | int
+
+_HERE = Path(__file__).parent
+# How long a process may take to end in its own way before it is killed.
+_GRACE_SECONDS = 5.0
+_LEFTOVER_SECONDS = 1.0
+_FIRST_PROGRESS_SECONDS = 2.0
+_PROGRESS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """What is done to the run; `capture/inside` is told most of it."""
+
+    steps: Steps = "auto"
+    skip_init: bool = True
+    """Skip weight initialisation where that cannot change what the script does."""
+    overlay: bool = True
+    """Send the files the script writes to a scratch folder."""
+    offline: bool = True
+    """Keep trackers and hubs offline."""
+    history: bool = True
+    values: bool = True
+    timeout_seconds: float | None = None
+    stdout: Literal["inherit", "stderr"] = "inherit"
+    """Where the script's standard output goes; `stderr` when ours carries the result."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, int) and self.steps < 1:
+            raise UsageError(f"--steps {self.steps}: a number of steps is 1 or more, or auto, or all.")
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise UsageError(f"--timeout {self.timeout_seconds:g}: a time limit is more than 0 seconds.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run that takes its time has come to."""
+
+    seconds: float
+    num_steps: int
+    reserved_bytes: int | None
+    phase: str | None
+
+
+def launch(
+    command: Command,
+    *,
+    gpu: Gpu,
+    context_bytes: int,
+    is_context_given: bool,
+    libraries: LibraryBytes,
+    directory: Path,
+    options: CaptureOptions,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> CaptureResult:
+    """Runs the command to its end; the capture folder is then as docs/architecture.md describes it."""
+    child_environment = _environment(gpu, context_bytes, libraries, directory, options)
+    started = time.monotonic()
+    try:
+        # A session of its own: a Ctrl-C reaches it once, through us, and everything it starts can be found and ended.
+        child = subprocess.Popen(
+            command.argv,
+            env=child_environment,
+            stdout=2 if options.stdout == "stderr" else None,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UsageError(f"cannot start {command.argv[0]}: {error.strerror or error}.") from None
+    journals = _Journals(directory)
+
+    def tick() -> None:
+        if on_progress is not None:
+            on_progress(journals.progress(time.monotonic() - started))
+
+    is_timed_out = False
+    try:
+        is_timed_out = not _wait(child, deadline=_deadline(started, options), tick=tick)
+    except KeyboardInterrupt:
+        _signal_group(child.pid, signal.SIGINT)
+        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C ends the patience
+            _wait(child, deadline=time.monotonic() + _GRACE_SECONDS, tick=None)
+        raise
+    finally:
+        _end_everything(child, directory, grace=_GRACE_SECONDS if is_timed_out else _LEFTOVER_SECONDS)
+    return CaptureResult(
+        directory=directory,
+        command=command.argv,
+        gpu=gpu,
+        context_bytes=context_bytes,
+        is_context_given=is_context_given,
+        libraries=libraries,
+        exit_status=child.returncode,
+        is_timed_out=is_timed_out,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _environment(
+    gpu: Gpu, context_bytes: int, libraries: LibraryBytes, directory: Path, options: CaptureOptions
+) -> dict[str, str]:
+    inside = {
+        "directory": str(directory),
+        "steps": options.steps,
+        "skip_init": options.skip_init,
+        "overlay": options.overlay,
+        "offline": options.offline,
+        "history": options.history,
+        "values": options.values,
+    }
+    paths = [str(_HERE / "bootstrap"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        **environment(gpu, context_bytes=context_bytes, libraries=libraries, log_prefix=str(directory / "native")),
+        "FORETELL_CAPTURE": json.dumps(inside),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+
+
+def make_directory(path: Path) -> Path:
+    """The capture folder; a full or read-only disk is said before anything runs."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ".room").write_bytes(bytes(4096))
+        (path / ".room").unlink()
+    except OSError as error:
+        reason = "no room on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        raise UnsupportedError(
+            f"the capture folder {path} cannot be written: {reason}. Set TMPDIR to a folder with some room."
+        ) from None
+    return path
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def _deadline(started: float, options: CaptureOptions) -> float | None:
+    return None if options.timeout_seconds is None else started + options.timeout_seconds
+
+
+def _wait(child: subprocess.Popen[bytes], *, deadline: float | None, tick: Callable[[], None] | None) -> bool:
+    """True when the child has ended, False at the deadline. A pidfd wakes us at once: nothing is polled."""
+    next_tick = time.monotonic() + _FIRST_PROGRESS_SECONDS
+    with _pidfd(child.pid) as handle:
+        while child.poll() is None:
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return False
+            if tick is not None and now >= next_tick:
+                tick()
+                next_tick = now + _PROGRESS_SECONDS
+            until = min(filter(None, (deadline, next_tick if tick else None)), default=now + 60)
+            select.select([handle], [], [], max(0.0, until - now))
+    return True
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int):  # type: ignore[no-untyped-def]
+    handle = os.pidfd_open(pid)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+class _Journals:
+    """Reads what the journals have gained since the last look."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._offsets: dict[Path, int] = {}
+        self._num_steps = 0
+        self._reserved: int | None = None
+        self._phase: str | None = None
+
+    def progress(self, seconds: float) -> Progress:
+        with contextlib.suppress(OSError):
+            for path in self._directory.glob("journal-*.jsonl"):
+                self._read(path)
+        return Progress(seconds=seconds, num_steps=self._num_steps, reserved_bytes=self._reserved, phase=self._phase)
+
+    def _read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._offsets.get(path, 0))
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+        for raw in whole.splitlines():
+            # Only two kinds matter here, and a long run has many lines.
+            if b'"kind": "step"' not in raw and b'"kind": "phase"' not in raw:
+                continue
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                line = json.loads(raw)
+                if line["kind"] == "step":
+                    self._num_steps = max(self._num_steps, int(line["index"]) + 1)
+                    self._reserved = max((int(d["peak_reserved_bytes"]) for d in line["devices"]), default=None)
+                elif line["kind"] == "phase":
+                    self._phase = str(line["phase"])
+
+
+# --- leaving nothing behind -------------------------------------------------------------------------------------------
+
+
+def _end_everything(child: subprocess.Popen[bytes], directory: Path, *, grace: float) -> None:
+    """Asks whatever is left of the run to end, then ends it."""
+    if child.poll() is not None and not _left(child.pid, directory):
+        return
+    for pid in _left(child.pid, directory):
+        _signal(pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline and (child.poll() is None or _left(child.pid, directory)):
+        time.sleep(0.02)
+    for pid in _left(child.pid, directory):
+        _signal(pid, signal.SIGKILL)
+    child.wait()
+
+
+def _left(session: int, directory: Path) -> list[int]:
+    """Live processes of the child's session, and any that carry this capture's name in their environment."""
+    marker = f"FORETELL_LOG={directory / 'native'}\0".encode()
+    left = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry.name}/stat", "rb") as file:
+                state, _, _, of_session = file.read().rpartition(b")")[2].split()[:4]
+            if state in (b"Z", b"X"):
+                continue
+            is_ours = int(of_session) == session
+            if not is_ours:
+                with open(f"/proc/{entry.name}/environ", "rb") as file:
+                    is_ours = marker in file.read()
+        except (OSError, ValueError):
+            continue
+        if is_ours:
+            left.append(int(entry.name))
+    return left
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
