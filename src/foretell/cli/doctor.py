@@ -1,0 +1,138 @@
+"""`foretell doctor`: is everything here that is needed? It runs a training step on the virtual GPU to find out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from foretell import __version__, api, gpus
+from foretell.capture import CaptureOptions, Command, TorchInstall, find_torch
+from foretell.capture.command import refuse_platform, refuse_torch
+from foretell.errors import ForetellError, UnsupportedError
+from foretell.units import format_bytes
+from foretell.virtual import library_paths
+from foretell.virtual.symbols import cuda_imports, dynamic_symbols
+
+State = Literal["ok", "warning", "failed"]
+_TIMEOUT_SECONDS = 120.0
+
+_SELF_TEST = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(64, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    what: str
+    state: State
+    detail: str
+    advice: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--python", metavar="PATH", default=sys.executable, help="the Python your scripts run with")
+    parser.add_argument("--json", action="store_true", help="the findings as JSON")
+
+
+def execute(options: argparse.Namespace) -> int:
+    findings = []
+    for finding in examine(shutil.which(options.python) or options.python):
+        findings.append(finding)
+        if not options.json:
+            _print(finding)
+    is_well = all(finding.state != "failed" for finding in findings)
+    if options.json:
+        print(json.dumps({"is_well": is_well, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    elif is_well:
+        print("\nAll that is needed is here. Try: foretell run --gpu rtx-3060 YOUR_SCRIPT.py")
+    return 0 if is_well else 2
+
+
+def examine(python: str) -> Iterator[Finding]:
+    """Each finding as soon as it is known; ends at the first that makes the rest pointless."""
+    yield Finding(what="foretell", state="ok", detail=f"{__version__}, Python {platform.python_version()}")
+    try:
+        refuse_platform(sys.platform, platform.machine())
+    except UnsupportedError as error:
+        yield Finding(what="system", state="failed", detail=str(error))
+        return
+    yield Finding(what="system", state="ok", detail=f"{platform.system()} {platform.machine()}")
+    torch = find_torch(python)
+    try:
+        refuse_torch(torch, python)
+    except UnsupportedError as error:
+        yield Finding(what="torch", state="failed", detail=str(error))
+        return
+    assert torch is not None
+    yield Finding(what="torch", state="ok", detail=f"{torch.version} for CUDA {torch.cuda}, in {torch.folder}")
+    try:
+        paths = library_paths()
+    except UnsupportedError as error:
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        advice = f"A compiler is here ({compiler})." if compiler else "There is no C compiler here (cc, gcc)."
+        yield Finding(what="virtual GPU", state="failed", detail=str(error), advice=advice)
+        return
+    yield Finding(what="virtual GPU", state="ok", detail=str(paths.cuda.parent))
+    yield _check_symbols(torch)
+    yield _self_test(python)
+
+
+def _check_symbols(torch: TorchInstall) -> Finding:
+    paths = library_paths()
+    offered = dynamic_symbols(paths.cuda)[1] | dynamic_symbols(paths.nvml)[1]
+    wanted = cuda_imports(sorted((torch.folder / "lib").glob("*.so*")))
+    missing = sorted(wanted - offered)
+    if not missing:
+        return Finding(
+            what="CUDA functions", state="ok", detail=f"all {len(wanted)} that this torch imports are answered"
+        )
+    shown = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
+    return Finding(
+        what="CUDA functions",
+        state="warning",
+        detail=f"{len(missing)} of {len(wanted)} that this torch imports are not answered: {shown}",
+        advice="A script that calls one of them fails. Is this torch newer than foretell? Update foretell.",
+    )
+
+
+def _self_test(python: str) -> Finding:
+    started = time.monotonic()
+    gpu = gpus.find("rtx-3060")
+    options = CaptureOptions(steps="all", timeout_seconds=_TIMEOUT_SECONDS, stdout="stderr")
+    try:
+        found = api.run(Command(argv=(python, "-c", _SELF_TEST), python=python), gpu=gpu, options=options)
+    except ForetellError as error:
+        advice = "The lines above say more. Please report them, with this list."
+        return Finding(what="self-test", state="failed", detail=str(error), advice=advice)
+    seconds = time.monotonic() - started
+    reserved = format_bytes(found.peak.reserved_bytes)
+    return Finding(
+        what="self-test",
+        state="ok" if len(found.steps) == 2 and found.verdict == "fits" else "failed",
+        detail=f"{len(found.steps)} training steps on a virtual {gpu.name}: {reserved} reserved, {seconds:.1f} s",
+    )
+
+
+def _print(finding: Finding) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    mark = {"ok": "[green]ok[/]", "warning": "[yellow]!![/]", "failed": "[red]no[/]"}[finding.state]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=2)
+    table.add_column(width=14, style="bold")
+    table.add_column(overflow="fold")
+    table.add_row(mark, finding.what, finding.detail + (f" {finding.advice}" if finding.advice else ""))
+    Console(highlight=False).print(table)

@@ -1,0 +1,123 @@
+"""Turns `argv` into a command and its outcome into an exit code.
+
+0 it fits; 3 it would run out of memory; 1 the user's script failed by itself; 2 wrong usage or an unsupported
+environment; 130 Ctrl-C. Commands are imported when called, and rich by them, so that `--help` starts at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+from foretell import __version__
+from foretell.errors import ForetellError, UsageError
+
+# name -> what `foretell --help` says of it; the module foretell.cli.<name> has `add_arguments` and `execute`.
+COMMANDS = {
+    "run": "run a training script on a virtual GPU and say what memory it needs",
+    "gpus": "the cards foretell knows",
+    "report": "the result of a saved trace",
+    "doctor": "is everything here that is needed? if not, what to do",
+}
+INTERRUPTED = 130
+
+_DESCRIPTION = "Run your PyTorch training on a GPU you don't have, and know what it needs before it has one."
+_EPILOG = """examples:
+  foretell run --gpu rtx-3060 train.py --batch-size 64
+  foretell run --gpu a100-80gb --json - -m my_package.train > estimate.json
+  foretell gpus
+
+exit codes: 0 it fits; 3 it would run out of memory; 1 the script failed by itself;
+            2 wrong usage or an unsupported environment; 130 interrupted
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. `{self.prog} --help` shows how.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with _terminated_as_interrupted():
+            return _dispatch(words)
+    except ForetellError as error:
+        _say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted; everything it started has been ended.")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `foretell gpus | head`: the reader has left. Python would complain once more when it flushes at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(words: list[str]) -> int:
+    parser = Parser(
+        prog="foretell",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"foretell {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
+    name = next((word for word in words if not word.startswith("-")), None)
+    for command, summary in COMMANDS.items():
+        sub = commands.add_parser(
+            command,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if command == name:
+            module = importlib.import_module(f"foretell.cli.{command}")
+            module.add_arguments(sub)
+            words = module.prepare(sub, words) if hasattr(module, "prepare") else words
+    if not words:
+        parser.print_help()
+        return 0
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        where = f"foretell {options.command}" if options.command else "foretell"
+        raise UsageError(f"unknown option {unknown[0]}. `{where} --help` lists those there are.")
+    if options.command is None:
+        parser.error("which command?")
+    module = importlib.import_module(f"foretell.cli.{options.command}")
+    return int(module.execute(options))
+
+
+def _say(message: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"foretell: {message}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted():  # type: ignore[no-untyped-def]
+    """A SIGTERM or a closed terminal ends the child too, by the same way as Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            previous[number] = signal.signal(number, interrupt)
+    except ValueError:  # not the main thread: the caller has its own way of ending us
+        pass
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,146 @@
+"""The table of cards (gpus.toml): turns a name a person types into a `Gpu`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import UsageError
+from foretell.records import Gpu
+from foretell.units import KIB, MIB, parse_bytes
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Words that makers and shops put in front of or behind a name without changing which card it is.
+_NOISE = re.compile(r"\b(nvidia|geforce|tesla|generation|gpu|graphics card|edition|workstation)\b")
+
+
+def all_gpus() -> tuple[Gpu, ...]:
+    """Every card of the table, in its order: oldest generation first."""
+    return tuple(_table().values())
+
+
+def find(text: str) -> Gpu:
+    """The card a person means: `rtx3060`, "RTX 3060", `a100-80gb`, `4090`, or the free form `24GiB,sm89[,128sms]`."""
+    if "," in text:
+        return _described(text)
+    names = _spellings()
+    key = _key(text)
+    for candidate in (key, f"rtx{key}", f"gtx{key}"):
+        if candidate in names:
+            return _table()[names[candidate]]
+    raise UsageError(
+        f"unknown GPU: {text!r}. {_suggestion(key)} `foretell gpus` lists all cards; "
+        "a card that is not listed can be described by its memory and compute capability, as in --gpu 24GiB,sm89."
+    )
+
+
+def _described(text: str) -> Gpu:
+    """A card nobody listed. What is not said is taken from the listed card of that capability nearest in memory."""
+    usage = f"not a GPU: {text!r}. Describe one as MEMORY,smNN[,COUNTsms], as in 24GiB,sm89 or 24GiB,sm89,128sms."
+    parts = [part.strip() for part in text.split(",")]
+    if not 2 <= len(parts) <= 3:
+        raise UsageError(usage)
+    total_bytes = parse_bytes(parts[0])
+    capability_match = re.fullmatch(r"(?:sm|cc)?[_ ]?(\d+?)[.]?(\d)[a-z]?", parts[1].lower())
+    sms_match = re.fullmatch(r"(\d+) ?sms?", parts[2].lower()) if len(parts) == 3 else None
+    if capability_match is None or (len(parts) == 3 and sms_match is None):
+        raise UsageError(usage)
+    if total_bytes < 256 * MIB:
+        raise UsageError(f"not a GPU: {text!r} has {total_bytes} bytes of memory. Write the unit too, as in 24GiB.")
+    capability = (int(capability_match[1]), int(capability_match[2]))
+    relatives = [gpu for gpu in all_gpus() if gpu.compute_capability == capability]
+    if not relatives:
+        known = ", ".join(f"sm{major}{minor}" for major, minor in sorted({g.compute_capability for g in all_gpus()}))
+        raise UsageError(f"unknown compute capability in {text!r}. Known: {known}.")
+    relative = min(relatives, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
+    num_sms = int(sms_match[1]) if sms_match else relative.num_sms
+    if num_sms == 0:
+        raise UsageError(usage)
+    scale = num_sms / relative.num_sms
+    local_memory = relative.threads_per_sm * KIB
+    return replace(
+        relative,
+        name=",".join(part.replace(" ", "") for part in parts),
+        device_name=f"NVIDIA virtual GPU ({parts[0]}, sm_{capability[0]}{capability[1]})",
+        num_sms=num_sms,
+        total_bytes=total_bytes,
+        is_measured=False,
+        fp32_flops=relative.fp32_flops * scale,
+        tensor_flops=relative.tensor_flops * scale,
+        context_bytes=relative.context_bytes + (num_sms - relative.num_sms) * local_memory,
+    )
+
+
+def _suggestion(key: str) -> str:
+    names = _spellings()
+    # Whoever types `rtx6000` means one of the cards that have it in their name, however long the rest.
+    close = [spelling for spelling in names if len(key) >= 2 and key in spelling]
+    close += difflib.get_close_matches(key, names, n=12, cutoff=0.6)
+    found = list(dict.fromkeys(names[spelling] for spelling in close))[:5]
+    return f"Did you mean {', '.join(found)}?" if found else "Nothing in the table comes near it."
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    """Normalised spelling -> name. Names win over aliases, and those over device names, which two cards may share."""
+    raw = _raw()
+    spellings: dict[str, str] = {_key(name): name for name in raw["gpu"]}
+    for name, row in raw["gpu"].items():
+        for alias in row.get("aliases", ()):
+            assert spellings.setdefault(_key(alias), name) == name, f"{alias} names two cards"
+    for name, row in raw["gpu"].items():
+        spellings.setdefault(_key(row["device_name"]), name)
+    return spellings
+
+
+def _key(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", _NOISE.sub("", text.lower().replace("_", " ")))
+
+
+@cache
+def _table() -> dict[str, Gpu]:
+    raw = _raw()
+    return {name: _gpu(name, row, raw["capability"][row["capability"]]) for name, row in raw["gpu"].items()}
+
+
+def _gpu(name: str, row: dict[str, Any], limits: dict[str, int]) -> Gpu:
+    major, minor = row["capability"].split(".")
+    clock_hz = row["clock_mhz"] * 10**6
+    return Gpu(
+        name=name,
+        device_name=row["device_name"],
+        compute_capability=(int(major), int(minor)),
+        num_sms=row["num_sms"],
+        total_bytes=row["total_bytes"],
+        is_measured=row.get("is_measured", False),
+        shared_bytes_per_block=limits["shared_bytes_per_block"],
+        shared_bytes_per_block_optin=limits["shared_bytes_per_block_optin"],
+        shared_bytes_per_sm=limits["shared_bytes_per_sm"],
+        registers_per_sm=limits["registers_per_sm"],
+        threads_per_sm=limits["threads_per_sm"],
+        blocks_per_sm=limits["blocks_per_sm"],
+        l2_bytes=row["l2_kib"] * KIB,
+        memory_bus_bits=row["memory_bus_bits"],
+        clock_khz=row["clock_mhz"] * 1000,
+        memory_clock_khz=row["memory_clock_mhz"] * 1000,
+        bandwidth_bytes_per_second=2 * row["memory_clock_mhz"] * 10**6 * row["memory_bus_bits"] // 8,
+        fp32_flops=float(row["num_sms"] * limits["fp32_lanes_per_sm"] * 2 * clock_hz),
+        tensor_flops=row["tensor_tflops"] * 1e12,
+        pci_device_id=row["pci_device_id"],
+        context_bytes=limits["context_base_mib"] * MIB + row["num_sms"] * limits["threads_per_sm"] * KIB,
+    )
+
+
+@cache
+def _raw() -> dict[str, Any]:
+    with Path(__file__).with_name("gpus.toml").open("rb") as file:
+        return tomllib.load(file)

@@ -1,0 +1,1 @@
+"""Turns an `Estimate` into what people and programs read. One file per form."""

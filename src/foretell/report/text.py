@@ -1,0 +1,205 @@
+"""The estimate as a person reads it in a terminal: the verdict, where the memory is, how the run went, the caveats."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from foretell.records import Estimate, Gpu, StepPeak
+from foretell.units import GIB, format_bytes
+
+_MAX_WIDTH = 100
+_MAX_STEPS = 8
+_PARTS = {"allocated": "green", "cache": "cyan", "libraries": "magenta", "context": "blue"}
+
+
+def render(estimate: Estimate, console: Console) -> None:
+    width = min(console.width, _MAX_WIDTH)
+    parts = [_headline(estimate, width), _memory(estimate), _steps(estimate), _run(estimate), _caveats(estimate)]
+    console.print(Group(*(part for part in parts if part is not None)), width=width)
+
+
+def _headline(estimate: Estimate, width: int) -> RenderableType:
+    gpu, peak = estimate.gpu, estimate.peak
+    total = gpu.total_bytes
+    lines: list[RenderableType] = []
+    if estimate.oom is None:
+        spare = total - peak.device_bytes
+        text = Text.assemble(
+            (" FITS ", "bold white on green"),
+            "  needs ",
+            (format_bytes(peak.device_bytes), "bold"),
+            f" of {format_bytes(total)}, ",
+            (f"{format_bytes(spare)} to spare", "bold green" if peak.device_high_bytes <= total else "bold yellow"),
+        )
+        lines += [text, Text(), _bar(estimate, width - 6)]
+    else:
+        oom = estimate.oom
+        text = Text.assemble(
+            (" OUT OF MEMORY ", "bold white on red"),
+            "  in step ",
+            (str(oom.step), "bold"),
+            f", {_phase_words(oom.phase)}",
+        )
+        if oom.where:
+            text.append(", at ").append(_short(oom.where), style="bold")
+        lines.append(text)
+        lines += [Text(), _bar(estimate, width - 6), Text(), Text(_without_advice(oom.message), style="italic")]
+        lines += [Text(), Text(f"What it needs shows on a card that is large enough: --gpu {_larger(gpu)}")]
+    name = Text(gpu.device_name, style="default bold")
+    if "," not in gpu.name:
+        name.append(f" ({gpu.name})", style="not bold")
+    border = "green" if estimate.oom is None else "red"
+    return Panel(Group(*lines), title=name, title_align="left", border_style=border, padding=(0, 2))
+
+
+def _larger(gpu: Gpu) -> str:
+    """The same kind of card with four times the memory, in the free form of --gpu."""
+    return f"{round(gpu.total_bytes / GIB) * 4}GiB,sm{gpu.compute_capability[0]}{gpu.compute_capability[1]}"
+
+
+def _bar(estimate: Estimate, width: int) -> Text:
+    """The card from left to right: each part in its colour, and what is free."""
+    peak, total = estimate.peak, estimate.gpu.total_bytes
+    sizes = {
+        "allocated": peak.allocated_bytes,
+        "cache": peak.reserved_bytes - peak.allocated_bytes,
+        "libraries": peak.library_bytes,
+        "context": peak.context_bytes,
+    }
+    percent = f" {peak.device_bytes / total:4.0%}"
+    cells = max(10, width - len(percent))
+    bar, edge, drawn = Text(), 0, 0
+    for part, size in sizes.items():
+        edge += size
+        until = min(cells, round(edge / total * cells))
+        bar.append("█" * (until - drawn), style=_PARTS[part])
+        drawn = max(drawn, until)
+    bar.append("░" * (cells - drawn), style="bright_black")
+    return bar.append(percent)
+
+
+def _memory(estimate: Estimate) -> RenderableType:
+    peak = estimate.peak
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="bright_black", overflow="fold")
+
+    def row(part: str | None, label: str, size: int, note: str, style: str = "") -> None:
+        mark = ("■ ", _PARTS[part]) if part else ("  ", "")
+        table.add_row(Text.assemble(mark, (label, style)), Text(format_bytes(size), style=style), note)
+
+    libraries = ", ".join(estimate.library_names)
+    guess = "as given with --context" if estimate.is_context_given else "a guess; --context says what yours takes"
+    cached = peak.reserved_bytes - peak.allocated_bytes
+    row("allocated", "peak allocated", peak.allocated_bytes, "live tensors (max_memory_allocated)")
+    row(None, "peak reserved", peak.reserved_bytes, "all PyTorch holds (max_memory_reserved)", "bold")
+    row("cache", "  beyond allocated", cached, "cached and fragments")
+    row("libraries", "+ libraries", peak.library_bytes, libraries or "none used")
+    row("context", "+ CUDA context", peak.context_bytes, guess)
+    interval = f"{format_bytes(peak.device_low_bytes)} to {format_bytes(peak.device_high_bytes)}; what nvidia-smi shows"
+    row(None, "= device", peak.device_bytes, interval, "bold")
+    if estimate.oom is None:
+        return Padding(table, (1, 2, 0, 2), expand=False)
+    return Padding(Group(Text("What it held when it ran out:"), table), (1, 2, 0, 2), expand=False)
+
+
+def _steps(estimate: Estimate) -> RenderableType | None:
+    """Only when steps differ: else the peak says it all."""
+    steps = estimate.steps
+    if len({(s.peak_allocated_bytes, s.peak_reserved_bytes) for s in steps}) < 2:
+        return None
+    table = Table(box=None, padding=(0, 2), header_style="bright_black", show_edge=False)
+    table.add_column("step", justify="right")
+    table.add_column("allocated", justify="right")
+    table.add_column("reserved", justify="right")
+    table.add_column("")
+    for step in _chosen(steps, estimate.peak_step):
+        if step is None:
+            table.add_row("...", "", "", "")
+            continue
+        note = "peak" if step.index == estimate.peak_step else ""
+        table.add_row(
+            str(step.index), format_bytes(step.peak_allocated_bytes), format_bytes(step.peak_reserved_bytes), note,
+            style="bold" if note else "",
+        )  # fmt: skip
+    return Padding(table, (1, 2, 0, 2), expand=False)
+
+
+def _chosen(steps: tuple[StepPeak, ...], peak_step: int | None) -> list[StepPeak | None]:
+    """All of a few; of many the first, the peak and the last, with gaps as None."""
+    if len(steps) <= _MAX_STEPS:
+        return list(steps)
+    wanted = {0, 1, 2, len(steps) - 2, len(steps) - 1} | {i for i, s in enumerate(steps) if s.index == peak_step}
+    chosen: list[StepPeak | None] = []
+    for i in sorted(wanted):
+        if chosen and i - 1 not in wanted:
+            chosen.append(None)
+        chosen.append(steps[i])
+    return chosen
+
+
+def _run(estimate: Estimate) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bright_black", no_wrap=True)
+    table.add_column(overflow="fold")
+    cuda = f", CUDA {estimate.cuda_version}" if estimate.cuda_version else ""
+    table.add_row("torch", f"{estimate.torch_version}{cuda}")
+    steps = f"{len(estimate.steps)} seen"
+    if estimate.peak_step is not None:
+        steps += f"; reserved was highest first in step {estimate.peak_step}"
+    elif estimate.steps:
+        steps += "; the peak was outside of them"
+    table.add_row("steps", steps)
+    if estimate.phases_seen:
+        table.add_row("phases", ", ".join(_phase_words(phase) for phase in estimate.phases_seen))
+    for what in estimate.ended_early:
+        table.add_row("ended early", what)
+    if estimate.redirected_writes:
+        count = len(estimate.redirected_writes)
+        what = "1 file the script wrote" if count == 1 else f"{count} files the script wrote"
+        table.add_row("writes", f"{what} went to a scratch folder; nothing of yours was changed")
+    if estimate.not_sent:
+        table.add_row("offline", f"{', '.join(estimate.not_sent)}: nothing was sent")
+    seconds = estimate.seconds
+    total, script, imports = (seconds.get(name, 0.0) for name in ("total", "script", "import_torch"))
+    detail = f" (the script {script:.1f} s" + (f", of which importing torch {imports:.1f} s)" if imports else ")")
+    table.add_row("time", f"{total:.1f} s{detail}")
+    return Padding(table, (1, 2, 0, 2), expand=False)
+
+
+def _caveats(estimate: Estimate) -> RenderableType | None:
+    if not estimate.caveats:
+        return Text()  # a line of air below the table
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="yellow")
+    table.add_column(overflow="fold")
+    for caveat in estimate.caveats:
+        table.add_row("!", caveat)
+    return Padding(table, (1, 2, 1, 2), expand=False)
+
+
+def _phase_words(phase: str) -> str:
+    return {"optimizer": "optimizer step", "other": "outside of a step"}.get(phase, phase)
+
+
+def _short(where: str) -> str:
+    """Paths below the current folder are shown from there."""
+    path, _, line = where.rpartition(":")
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:
+        return where
+    return f"{relative if not relative.startswith('..') else Path(path)}:{line}"
+
+
+def _without_advice(message: str) -> str:
+    """PyTorch's own words, but for the pointer to its documentation at the end."""
+    return message.split(" See documentation for Memory Management")[0].strip()

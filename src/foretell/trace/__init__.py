@@ -1,0 +1,39 @@
+"""The trace: all that one run told, as one versioned file from which every result is computed."""
+
+from foretell.trace.file import SCHEMA, load, save
+from foretell.trace.folder import from_capture
+from foretell.trace.records import (
+    ACTIONS,
+    AllocatorSettings,
+    Counted,
+    DeviceMemory,
+    DriverEvents,
+    KernelLaunches,
+    LibraryCalls,
+    MemoryEvents,
+    OomMark,
+    ScriptException,
+    StepMark,
+    Trace,
+    Unsupported,
+)
+
+__all__ = [
+    "ACTIONS",
+    "SCHEMA",
+    "AllocatorSettings",
+    "Counted",
+    "DeviceMemory",
+    "DriverEvents",
+    "KernelLaunches",
+    "LibraryCalls",
+    "MemoryEvents",
+    "OomMark",
+    "ScriptException",
+    "StepMark",
+    "Trace",
+    "Unsupported",
+    "from_capture",
+    "load",
+    "save",
+]

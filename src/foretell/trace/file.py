@@ -1,0 +1,172 @@
+"""The trace on disk, format `foretell.trace/1`.
+
+A zip: `trace.json` for what is small, and one little-endian binary member per column for what is not. A foreign, cut or
+newer file is a `TraceError` that says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import tempfile
+import zipfile
+import zlib
+from array import array
+from dataclasses import Field, asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from foretell.errors import TraceError
+from foretell.records import Gpu, LibraryBytes, OutOfMemory
+from foretell.trace.records import (
+    AllocatorSettings,
+    Counted,
+    DeviceMemory,
+    DriverEvents,
+    KernelLaunches,
+    LibraryCalls,
+    MemoryEvents,
+    OomMark,
+    ScriptException,
+    StepMark,
+    Trace,
+    Unsupported,
+)
+
+SCHEMA = "foretell.trace/1"
+_Table = TypeVar("_Table", MemoryEvents, DriverEvents, KernelLaunches, LibraryCalls)
+_TABLES = {"memory": MemoryEvents, "driver": DriverEvents, "kernels": KernelLaunches, "library": LibraryCalls}
+_ADVICE = "`foretell run --trace FILE ...` writes a new one."
+
+
+def save(trace: Trace, path: Path) -> None:
+    """Writes the file whole or not at all."""
+    path = Path(path)
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z:
+            _write_members(trace, z)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise TraceError(f"no room on the disk for the trace {path}. Free some, or give another --trace.") from None
+        raise TraceError(f"cannot write the trace {path}: {error.strerror or error}.") from None
+
+
+def load(path: Path) -> Trace:
+    """Reads a file without trusting it."""
+    path = Path(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _read_members(archive, path)
+    except FileNotFoundError:
+        raise TraceError(f"no such trace: {path}. `foretell run --trace FILE ...` writes one.") from None
+    except IsADirectoryError:
+        raise TraceError(f"{path} is a folder, not a trace.") from None
+    except zipfile.BadZipFile:
+        raise TraceError(f"{path} is not a trace, or is one that was cut off. {_ADVICE}") from None
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}.") from None
+
+
+def _write_members(trace: Trace, archive: zipfile.ZipFile) -> None:
+    tables = {}
+    for name, table_type in _TABLES.items():
+        table = getattr(trace, name)
+        columns = {f.name: _typecode(f) for f in fields(table_type)}
+        tables[name] = {"rows": len(table.time_us), "columns": columns}
+        for column in columns:
+            data = getattr(table, column)
+            if sys.byteorder == "big":
+                data = array(data.typecode, data)
+                data.byteswap()
+            archive.writestr(f"{name}/{column}", data.tobytes())
+    small = {f.name: _plain(getattr(trace, f.name)) for f in fields(trace) if f.name not in _TABLES}
+    # Written last: a file without it was cut off.
+    archive.writestr("trace.json", json.dumps({"schema": SCHEMA, "tables": tables, **small}, separators=(",", ":")))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return asdict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
+    if "trace.json" not in archive.namelist():
+        raise TraceError(f"{path} is a zip file, but not a trace of foretell. {_ADVICE}")
+    try:
+        document = json.loads(archive.read("trace.json"))
+        schema = str(document.pop("schema", "none")) if isinstance(document, dict) else "none"
+        if schema != SCHEMA:
+            advice = "Update foretell to read it." if schema.startswith("foretell.trace/") else _ADVICE
+            raise TraceError(f"{path} has the format {schema!r}; this foretell reads {SCHEMA!r}. {advice}")
+        tables = document.pop("tables")
+        loaded = {name: _load_table(archive, name, kind, tables[name]) for name, kind in _TABLES.items()}
+        return _from_plain(document, loaded)
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error, EOFError, zipfile.BadZipFile) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise TraceError(f"{path} is a damaged trace ({reason}). {_ADVICE}") from None
+
+
+def _load_table(archive: zipfile.ZipFile, name: str, kind: type[_Table], described: dict[str, Any]) -> _Table:
+    columns: dict[str, array[int]] = {}
+    for f in fields(kind):
+        column = array(_typecode(f))
+        if described["columns"][f.name] != column.typecode:
+            raise ValueError(f"{name}/{f.name} has the type {described['columns'][f.name]!r}")
+        column.frombytes(archive.read(f"{name}/{f.name}"))
+        if sys.byteorder == "big":
+            column.byteswap()
+        if len(column) != described["rows"]:
+            raise ValueError(f"{name}/{f.name} has {len(column)} rows, not {described['rows']}")
+        columns[f.name] = column
+    return kind(**columns)
+
+
+def _from_plain(document: dict[str, Any], tables: dict[str, Any]) -> Trace:
+    def records(name: str, kind: type[Any]) -> tuple[Any, ...]:
+        return tuple(kind(**item) for item in document.pop(name))
+
+    gpu = document.pop("gpu")
+    gpu["compute_capability"] = tuple(gpu["compute_capability"])
+    allocator = document.pop("allocator")
+    allocator["power2_divisions"] = tuple(tuple(pair) for pair in allocator["power2_divisions"])
+    exception = document.pop("exception")
+    steps = tuple(
+        StepMark(
+            index=item["index"], time_us=item["time_us"], devices=tuple(DeviceMemory(**d) for d in item["devices"])
+        )
+        for item in document.pop("steps")
+    )
+    made = {
+        "gpu": Gpu(**gpu),
+        "libraries": LibraryBytes(**document.pop("libraries")),
+        "allocator": AllocatorSettings(**allocator),
+        "exception": ScriptException(**exception) if exception is not None else None,
+        "steps": steps,
+        "final": records("final", DeviceMemory),
+        "ooms": tuple(OomMark(time_us=m["time_us"], oom=OutOfMemory(**m["oom"])) for m in document.pop("ooms")),
+        "unknown_reads": records("unknown_reads", Counted),
+        "unimplemented": records("unimplemented", Counted),
+        "unsupported": records("unsupported", Unsupported),
+        "frames": tuple((str(file), int(line), str(function)) for file, line, function in document.pop("frames")),
+        "stacks": tuple(tuple(stack) for stack in document.pop("stacks")),
+    }
+    rest = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
+    trace = cast(Any, Trace)(**made, **rest, **tables)
+    return cast(Trace, trace)
+
+
+def _typecode(column: Field[Any]) -> str:
+    return str(cast(Any, column.default_factory)().typecode)

@@ -1,0 +1,317 @@
+"""Turns the capture folder (docs/architecture.md) into a `Trace`. What a killed process left counts too."""
+
+from __future__ import annotations
+
+import json
+import marshal
+import os
+import re
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+from foretell.records import CaptureResult, OutOfMemory
+from foretell.trace.records import (
+    ACTIONS,
+    PHASES,
+    AllocatorSettings,
+    Counted,
+    DeviceMemory,
+    DriverEvents,
+    KernelLaunches,
+    LibraryCalls,
+    MemoryEvents,
+    OomMark,
+    ScriptException,
+    StepMark,
+    Trace,
+    Unsupported,
+)
+from foretell.units import parse_bytes
+
+_ACTION_CODES = {action: code for code, action in enumerate(ACTIONS)}
+# Native records: 64 bytes, `<QIIqqqqqq`.
+_RECORD_BYTES = 64
+_ALLOCATION, _FREE, _LAUNCH, _LIBRARY, _UNIMPLEMENTED, _UNKNOWN_READ, _OUT_OF_MEMORY = range(1, 8)
+
+
+def from_capture(result: CaptureResult) -> Trace:
+    """Reads the capture folder; if several processes used the GPU, the one that held the most."""
+    journals = {_pid_of(path): _read_journal(path) for path in sorted(result.directory.glob("journal-*.jsonl"))}
+    pids = set(journals) | {_pid_of(path) for path in result.directory.glob("native-*.bin")}
+    native = {pid: _read_native(result.directory, pid) for pid in sorted(pids)}
+    on_gpu = [pid for pid in sorted(pids) if _uses_gpu(journals.get(pid, []), native[pid].driver)]
+    pid = max(on_gpu, key=lambda p: _peak_reserved(journals.get(p, []), native[p].driver), default=None)
+    if pid is None:
+        # The first process is the one the user started; it tells which torch it had, if any.
+        pid = min(journals, key=lambda p: _time_of(journals[p]), default=None)
+    others = [line for p, lines in journals.items() if p != pid for line in lines]
+    return _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, len(on_gpu))
+
+
+def _pid_of(path: Path) -> int:
+    return int(path.stem.split("-")[1])
+
+
+def _read_journal(path: Path) -> list[dict[str, Any]]:
+    """A killed process may leave half a line at the end; nothing before it is lost."""
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("kind"), str):
+            lines.append(line)
+    return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Native:
+    names: tuple[str, ...] = ()
+    driver: DriverEvents = field(default_factory=DriverEvents)
+    kernels: KernelLaunches = field(default_factory=KernelLaunches)
+    library: LibraryCalls = field(default_factory=LibraryCalls)
+    unimplemented: tuple[str, ...] = ()
+    num_unknown_reads: int = 0
+
+
+def _read_native(directory: Path, pid: int) -> _Native:
+    try:
+        raw = (directory / f"native-{pid}.bin").read_bytes()
+    except FileNotFoundError:
+        return _Native()
+    raw = raw[: len(raw) // _RECORD_BYTES * _RECORD_BYTES]
+    names_path = directory / f"native-{pid}.names"
+    names = tuple(names_path.read_text(errors="replace").splitlines()) if names_path.exists() else ()
+    words, halves = array("q"), array("I")
+    words.frombytes(raw)
+    halves.frombytes(raw)
+    if sys.byteorder == "big":
+        words.byteswap()
+        halves.byteswap()
+    kinds, name = halves[2::16], halves[3::16]
+    column = [words[0::8], *(words[2 + i :: 8] for i in range(6))]  # time, a0 ... a5
+
+    def rows(*wanted: int) -> list[bool]:
+        return [kind in wanted for kind in kinds]
+
+    moved, launched, called = rows(_ALLOCATION, _FREE), rows(_LAUNCH), rows(_LIBRARY)
+    return _Native(
+        names=names,
+        driver=DriverEvents(
+            time_us=array("q", compress(column[0], moved)),
+            is_free=array("B", (kind == _FREE for kind in compress(kinds, moved))),
+            name=array("I", compress(name, moved)),
+            address=array("Q", compress(column[1], moved)),
+            size=array("q", compress(column[2], moved)),
+            device=array("q", compress(column[3], moved)),
+            in_use=array("q", compress(column[4], moved)),
+        ),
+        kernels=KernelLaunches(
+            time_us=array("q", compress(column[0], launched)),
+            name=array("I", compress(name, launched)),
+            grid_x=array("q", compress(column[1], launched)),
+            grid_y=array("q", compress(column[2], launched)),
+            grid_z=array("q", compress(column[3], launched)),
+            block=array("q", compress(column[4], launched)),
+            shared_bytes=array("q", compress(column[5], launched)),
+            place=array("q", compress(column[6], launched)),
+        ),
+        library=LibraryCalls(
+            time_us=array("q", compress(column[0], called)),
+            name=array("I", compress(name, called)),
+            workspace_bytes=array("q", compress(column[1], called)),
+            argument_1=array("q", compress(column[2], called)),
+            argument_2=array("q", compress(column[3], called)),
+            argument_3=array("q", compress(column[4], called)),
+            argument_4=array("q", compress(column[5], called)),
+            argument_5=array("q", compress(column[6], called)),
+        ),
+        unimplemented=tuple(names[i] for i in compress(name, rows(_UNIMPLEMENTED)) if i < len(names)),
+        num_unknown_reads=sum(rows(_UNKNOWN_READ)),
+    )
+
+
+def _uses_gpu(lines: list[dict[str, Any]], driver: DriverEvents) -> bool:
+    return (
+        len(driver.time_us) > 0
+        or any(line["kind"] in ("cuda", "step") and _devices(line) for line in lines)
+        or any(line["kind"] == "cuda" for line in lines)
+    )
+
+
+def _peak_reserved(lines: list[dict[str, Any]], driver: DriverEvents) -> int:
+    counted = (d.peak_reserved_bytes for line in lines for d in _devices(line))
+    return max(max(counted, default=0), max(driver.in_use, default=0))
+
+
+def _time_of(lines: list[dict[str, Any]]) -> int:
+    return min((int(line.get("time_us", 0)) for line in lines), default=0)
+
+
+def _devices(line: dict[str, Any]) -> tuple[DeviceMemory, ...]:
+    names = [f.name for f in fields(DeviceMemory)]
+    return tuple(DeviceMemory(**{name: int(device[name]) for name in names}) for device in line.get("devices") or ())
+
+
+def _assemble(
+    result: CaptureResult,
+    pid: int | None,
+    lines: list[dict[str, Any]],
+    others: list[dict[str, Any]],
+    native: dict[int, _Native],
+    num_gpu_processes: int,
+) -> Trace:
+    def of(kind: str) -> list[dict[str, Any]]:
+        return [line for line in lines if line["kind"] == kind]
+
+    def anywhere(kind: str) -> list[dict[str, Any]]:
+        return of(kind) + [line for line in others if line["kind"] == kind]
+
+    own = native[pid] if pid is not None else _Native()
+    memory, frames, stacks = _read_history(result.directory, pid)
+    torch = (anywhere("torch") or [{}])[0]
+    ends = of("end")
+    counted = [line for line in lines if line.get("devices")]
+    seconds = {"total": result.seconds, "script": result.seconds}
+    if ends:
+        seconds.update({name: float(value) for name, value in (ends[-1].get("seconds") or {}).items()})
+    phases = {line.get("phase") for line in of("phase")} | set(ends[-1].get("phases") or () if ends else ())
+    unimplemented = Counter((str(line.get("name")), line.get("where")) for line in anywhere("unimplemented"))
+    for names in (n.unimplemented for n in native.values()):
+        # The journal knows where; what only the native log saw has no place.
+        unimplemented.update((name, None) for name in names if not any(name == known for known, _ in unimplemented))
+    unknown: Counter[tuple[str, str | None]] = Counter()
+    for line in anywhere("unknown_read"):
+        unknown[str(line.get("what") or "a value"), line.get("where")] += int(line.get("count") or 1)
+    if own.num_unknown_reads > sum(unknown.values()):
+        unknown["a value", None] += own.num_unknown_reads - sum(unknown.values())
+    exceptions = anywhere("exception")
+    return Trace(
+        command=result.command,
+        gpu=result.gpu,
+        context_bytes=result.context_bytes,
+        is_context_given=result.is_context_given,
+        libraries=result.libraries,
+        exit_status=result.exit_status,
+        is_timed_out=result.is_timed_out,
+        seconds=seconds,
+        python_version=_optional((anywhere("process") or [{}])[0].get("python")),
+        torch_version=_optional(torch.get("version")),
+        cuda_version=_optional(torch.get("cuda")),
+        cudnn_version=torch.get("cudnn"),
+        arch_list=tuple(torch.get("arch_list") or ()),
+        pid=pid,
+        num_gpu_processes=num_gpu_processes,
+        allocator=AllocatorSettings.parse(_allocator_conf()),
+        phases_seen=tuple(phase for phase in PHASES if phase in phases),
+        steps=tuple(
+            StepMark(index=int(line["index"]), time_us=int(line["time_us"]), devices=_devices(line))
+            for line in of("step")
+        ),
+        final=_devices(counted[-1]) if counted else (),
+        is_ended=bool(ends),
+        ooms=tuple(OomMark(time_us=int(line["time_us"]), oom=_oom(line)) for line in of("oom")),
+        exception=_exception(exceptions[-1]) if exceptions else None,
+        unknown_reads=_counted(unknown),
+        unimplemented=_counted(unimplemented),
+        unsupported=tuple(
+            Unsupported(what=str(line.get("what")), hint=str(line.get("hint") or ""))
+            for line in anywhere("unsupported")
+        ),
+        redirected_writes=_distinct(line.get("path") for line in anywhere("redirected_write")),
+        not_sent=_distinct(line.get("what") for line in anywhere("not_sent")),
+        ended_early=_distinct(_early_end(line) for line in anywhere("ended_early")),
+        caveats=_distinct(line.get("text") for line in anywhere("caveat")),
+        names=own.names,
+        frames=frames,
+        stacks=stacks,
+        memory=memory,
+        driver=own.driver,
+        kernels=own.kernels,
+        library=own.library,
+    )
+
+
+def _allocator_conf() -> str:
+    """The child inherits ours; PYTORCH_ALLOC_CONF is the new name of it, from 2.9."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+
+
+def _optional(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _distinct(values: Iterable[object]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(value) for value in values if value))
+
+
+def _counted(counter: Counter[tuple[str, str | None]]) -> tuple[Counted, ...]:
+    return tuple(Counted(what=what, where=where, count=count) for (what, where), count in counter.most_common())
+
+
+def _early_end(line: dict[str, Any]) -> str:
+    steps = int(line.get("step") or 0)
+    return f"{line.get('what') or line.get('how')}, after {steps} {'step' if steps == 1 else 'steps'}"
+
+
+def _oom(line: dict[str, Any]) -> OutOfMemory:
+    phase = line.get("phase")
+    return OutOfMemory(
+        step=int(line.get("step") or 0),
+        phase=phase if phase in PHASES else "other",
+        requested_bytes=int(line.get("requested_bytes") or 0) or _tried_to_allocate(str(line.get("message"))),
+        message=str(line.get("message") or "CUDA out of memory."),
+        where=_optional(line.get("where")),
+    )
+
+
+def _tried_to_allocate(message: str) -> int:
+    """From PyTorch's words, which round: `Tried to allocate 2.50 GiB.`"""
+    match = re.search(r"Tried to allocate ([0-9.]+ [KMG]?i?B|[0-9]+ bytes)", message)
+    return parse_bytes(match[1].replace(" bytes", "")) if match else 0
+
+
+def _exception(line: dict[str, Any]) -> ScriptException:
+    return ScriptException(
+        type=str(line.get("type")),
+        message=str(line.get("message") or ""),
+        where=_optional(line.get("where")),
+        is_oom=bool(line.get("is_oom")),
+    )
+
+
+def _read_history(
+    directory: Path, pid: int | None
+) -> tuple[MemoryEvents, tuple[tuple[str, int, str], ...], tuple[tuple[int, ...], ...]]:
+    """Joins the windows of one process; each has its own numbers for stacks and frames."""
+    events = MemoryEvents()
+    frames: list[tuple[str, int, str]] = []
+    stacks: list[tuple[int, ...]] = []
+    windows = sorted(directory.glob(f"history-{pid}-*.marshal"), key=lambda path: int(path.stem.split("-")[2]))
+    for path in windows:
+        try:
+            window = marshal.loads(path.read_bytes())
+        except (EOFError, ValueError, TypeError):
+            break  # the process died while writing; what follows would not add up
+        frame_base, stack_base = len(frames), len(stacks)
+        frames.extend((str(file), int(line), str(function)) for file, line, function in window["frames"])
+        stacks.extend(tuple(frame + frame_base for frame in stack) for stack in window["stacks"])
+        device = int(window["device"])
+        if not window["entries"]:
+            continue
+        action, address, size, stream, time_us, stack = zip(*window["entries"], strict=True)
+        events.action.extend(_ACTION_CODES.get(name, _ACTION_CODES["user_defined"]) for name in action)
+        events.address.extend(a & (1 << 64) - 1 for a in address)
+        events.size.extend(size)
+        events.stream.extend(s & (1 << 64) - 1 for s in stream)
+        events.time_us.extend(time_us)
+        events.device.extend([device] * len(action))
+        events.stack.extend(-1 if s is None or s < 0 else s + stack_base for s in stack)
+    return events, tuple(frames), tuple(stacks)

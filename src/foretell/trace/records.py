@@ -1,0 +1,231 @@
+"""What a trace holds. Large tables are columns of plain numbers; everything else is small and frozen."""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import compress
+
+from foretell.records import Gpu, LibraryBytes, OutOfMemory, Phase
+from foretell.units import MIB
+
+ACTIONS = (
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
+    "snapshot", "oom", "user_defined",
+)  # fmt: skip
+PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "evaluation", "other")
+
+# The types of columns, by the letters of the array module; on disk they are little-endian.
+_i64, _u64, _i32, _u32, _u16, _u8 = (partial(array, letter) for letter in "qQiIHB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEvents:
+    """PyTorch's memory history, in order."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    action: array[int] = field(default_factory=_u8)
+    """Index into ACTIONS."""
+    address: array[int] = field(default_factory=_u64)
+    size: array[int] = field(default_factory=_i64)
+    """As asked for: blocks are larger (foretell.replay)."""
+    stream: array[int] = field(default_factory=_u64)
+    device: array[int] = field(default_factory=_u16)
+    stack: array[int] = field(default_factory=_i32)
+    """Index into Trace.stacks; -1 for none."""
+
+    def of_device(self, device: int) -> Iterator[tuple[int, str, int, int]]:
+        """time_us, action, address, size."""
+        rows = zip(self.time_us, self.action, self.address, self.size, strict=True)
+        mask = (d == device for d in self.device)
+        return ((time_us, ACTIONS[action], address, size) for time_us, action, address, size in compress(rows, mask))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverEvents:
+    """Memory at the driver's level: cudaMalloc and its relatives."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    is_free: array[int] = field(default_factory=_u8)
+    name: array[int] = field(default_factory=_u32)
+    address: array[int] = field(default_factory=_u64)
+    size: array[int] = field(default_factory=_i64)
+    device: array[int] = field(default_factory=_i64)
+    in_use: array[int] = field(default_factory=_i64)
+    """Bytes in use on the device after it, without context and libraries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLaunches:
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    grid_x: array[int] = field(default_factory=_i64)
+    grid_y: array[int] = field(default_factory=_i64)
+    grid_z: array[int] = field(default_factory=_i64)
+    block: array[int] = field(default_factory=_i64)
+    """x + (y << 16) + (z << 32)."""
+    shared_bytes: array[int] = field(default_factory=_i64)
+    place: array[int] = field(default_factory=_i64)
+    """device + (stream number << 8)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryCalls:
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    workspace_bytes: array[int] = field(default_factory=_i64)
+    argument_1: array[int] = field(default_factory=_i64)
+    argument_2: array[int] = field(default_factory=_i64)
+    argument_3: array[int] = field(default_factory=_i64)
+    argument_4: array[int] = field(default_factory=_i64)
+    argument_5: array[int] = field(default_factory=_i64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorSettings:
+    """What of PYTORCH_CUDA_ALLOC_CONF changes the size of blocks."""
+
+    is_native: bool = True
+    """PyTorch's own allocator, not cudaMallocAsync."""
+    is_expandable: bool = False
+    max_split_bytes: int = sys.maxsize
+    power2_divisions: tuple[tuple[int, int], ...] = ()
+    """(below this many bytes, parts a power of two is divided into), ascending."""
+
+    @classmethod
+    def parse(cls, text: str) -> AllocatorSettings:
+        """The variable's own syntax: `max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4]`."""
+        settings = {name.strip(): value.strip() for name, value in re.findall(r"(\w+)\s*:\s*(\[[^]]*\]|[^,]+)", text)}
+        value = settings.get("roundup_power2_divisions", "")
+        pairs = re.findall(r"(\d+|>)\s*:\s*(\d+)", value) or [(">", number) for number in re.findall(r"^\d+$", value)]
+        max_split = settings.get("max_split_size_mb", "")
+        return cls(
+            is_native=settings.get("backend", "native") == "native",
+            is_expandable=settings.get("expandable_segments", "").lower() == "true",
+            max_split_bytes=int(max_split) * MIB if max_split.isdigit() else sys.maxsize,
+            power2_divisions=tuple(
+                (sys.maxsize if below == ">" else int(below) * MIB, int(parts)) for below, parts in pairs
+            ),
+        )
+
+    def round_size(self, size: int) -> int:
+        """DeviceCachingAllocator::round_size."""
+        if size < 512:
+            return 512
+        parts = next((parts for below, parts in self.power2_divisions if size < below), 0)
+        if parts > 1 and size > 512 * parts:
+            return _round_up_to_part_of_power_of_two(size, parts)
+        return (size + 511) // 512 * 512
+
+
+def _round_up_to_part_of_power_of_two(size: int, parts: int) -> int:
+    """roundup_power2_next_division: between 1024 and 2048 with 4 parts: 1280, 1536, 1792, 2048."""
+    if size & (size - 1) == 0:
+        return size
+    floor = 1 << (size.bit_length() - 1)
+    part = floor // parts
+    return floor * 2 if part == 0 else (size + part - 1) // part * part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """PyTorch's counters of one device at one moment."""
+
+    device: int
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    """Since the process began."""
+    peak_reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMark:
+    """The optimizer has stepped."""
+
+    index: int
+    time_us: int
+    devices: tuple[DeviceMemory, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomMark:
+    time_us: int
+    oom: OutOfMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptException:
+    """Left the script uncaught."""
+
+    type: str
+    message: str
+    where: str | None
+    is_oom: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Something that happened `count` times."""
+
+    what: str
+    where: str | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """All that one run told."""
+
+    command: tuple[str, ...]
+    gpu: Gpu
+    context_bytes: int
+    is_context_given: bool
+    libraries: LibraryBytes
+    exit_status: int
+    is_timed_out: bool
+    seconds: dict[str, float]
+    python_version: str | None
+    torch_version: str | None
+    cuda_version: str | None
+    cudnn_version: int | None
+    arch_list: tuple[str, ...]
+    pid: int | None
+    """The process that held the most; None when no Python process was seen."""
+    num_gpu_processes: int
+    allocator: AllocatorSettings
+    phases_seen: tuple[Phase, ...]
+    steps: tuple[StepMark, ...]
+    final: tuple[DeviceMemory, ...]
+    """PyTorch's counters when the process ended, or when it was last heard of."""
+    is_ended: bool
+    """The process wrote its last line: it was not killed."""
+    ooms: tuple[OomMark, ...]
+    exception: ScriptException | None
+    unknown_reads: tuple[Counted, ...]
+    unimplemented: tuple[Counted, ...]
+    unsupported: tuple[Unsupported, ...]
+    redirected_writes: tuple[str, ...]
+    not_sent: tuple[str, ...]
+    ended_early: tuple[str, ...]
+    caveats: tuple[str, ...]
+    names: tuple[str, ...]
+    """Kernels and functions, by the number the tables use."""
+    frames: tuple[tuple[str, int, str], ...]
+    """file, line, function."""
+    stacks: tuple[tuple[int, ...], ...]
+    """Numbers of frames, innermost first."""
+    memory: MemoryEvents
+    driver: DriverEvents
+    kernels: KernelLaunches
+    library: LibraryCalls

@@ -1,0 +1,248 @@
+"""Turns a `Trace` into an `Estimate`: the numbers, the verdict, the interval, the caveats."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from foretell.errors import ScriptError, UnsupportedError
+from foretell.overhead import overhead
+from foretell.records import Estimate, OutOfMemory, PeakMemory, StepPeak
+from foretell.replay import ReplayError, step_peaks
+from foretell.trace import Counted, DeviceMemory, Trace
+from foretell.units import format_bytes
+
+
+def estimate_of(trace: Trace) -> Estimate:
+    """What the job needs. A script that failed by itself or cannot be estimated raises, and never gives a number."""
+    _refuse(trace)
+    oom = _fatal_oom(trace)
+    if oom is None:
+        _refuse_failure(trace)
+    counters = _counters(trace)
+    steps, step_caveats = _steps(trace, counters.device)
+    beside = overhead(
+        context_bytes=trace.context_bytes,
+        is_context_given=trace.is_context_given,
+        libraries=trace.libraries,
+        functions={trace.names[name] for name in set(trace.library.name) if name < len(trace.names)},
+        other_bytes=_bytes_not_of_pytorch(trace, counters),
+    )
+    reserved = counters.peak_reserved_bytes
+    peak = PeakMemory(
+        allocated_bytes=counters.peak_allocated_bytes,
+        reserved_bytes=reserved,
+        library_bytes=beside.library_bytes,
+        context_bytes=beside.context_bytes,
+        device_low_bytes=reserved + beside.low_bytes,
+        device_high_bytes=reserved + beside.high_bytes,
+    )
+    return Estimate(
+        engine="virtual",
+        verdict="oom" if oom else "fits",
+        gpu=trace.gpu,
+        torch_version=trace.torch_version or "unknown",
+        cuda_version=trace.cuda_version,
+        peak=peak,
+        peak_step=next((step.index for step in steps if step.peak_reserved_bytes >= reserved), None),
+        steps=steps,
+        oom=oom,
+        phases_seen=tuple(phase for phase in trace.phases_seen if phase != "other"),
+        caveats=(*_caveats(trace, peak, oom), *step_caveats),
+        redirected_writes=trace.redirected_writes,
+        not_sent=trace.not_sent,
+        seconds=trace.seconds,
+        command=trace.command,
+        ended_early=trace.ended_early,
+        library_names=beside.library_names,
+        is_context_given=trace.is_context_given,
+    )
+
+
+# --- runs that give no number -----------------------------------------------------------------------------------------
+
+
+def _refuse(trace: Trace) -> None:
+    for reason in trace.unsupported:
+        raise UnsupportedError(f"{_sentence(reason.what)} {_sentence(reason.hint)}".strip())
+    if trace.is_timed_out:
+        raise ScriptError(
+            f"the script had not ended when its time was up (--timeout), after {_where_it_was(trace)}. It was ended. "
+            "Give it more time, or fewer steps with --steps N."
+        )
+
+
+def _where_it_was(trace: Trace) -> str:
+    return f"{len(trace.steps)} training steps" if trace.steps else "no training step"
+
+
+def _refuse_failure(trace: Trace) -> None:
+    if trace.exit_status != 0:
+        if trace.unimplemented:
+            raise UnsupportedError(_not_implemented(trace.unimplemented))
+        raise ScriptError(_failure(trace))
+    if not (trace.final or trace.steps or len(trace.driver.time_us)):
+        hint = "Does it choose the device by an option or an environment variable (CUDA_VISIBLE_DEVICES)?"
+        if trace.pid is None:
+            hint = "No Python process was seen in it."
+        elif trace.torch_version is None:
+            hint = "It did not even import torch."
+        raise UnsupportedError(
+            f"the script never used the GPU, so there is nothing to estimate. {hint} "
+            "On the virtual GPU torch.cuda.is_available() is True."
+        )
+
+
+def _failure(trace: Trace) -> str:
+    if trace.exit_status < 0:
+        name = _signal_name(-trace.exit_status)
+        why = ""
+        if name == "SIGKILL":
+            why = " This machine has probably run out of RAM: the GPU's memory takes none of it, but what the script "
+            why += "keeps on the host does."
+        return f"the script was killed by {name} after {_where_it_was(trace)}.{why}"
+    if trace.exception is not None:
+        where = f" at {trace.exception.where}" if trace.exception.where else ""
+        message = trace.exception.message.strip().splitlines()
+        return f"the script failed by itself{where}: {trace.exception.type}{': ' + message[0] if message else ''}"
+    return f"the script ended with exit code {trace.exit_status} after {_where_it_was(trace)}."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _not_implemented(functions: tuple[Counted, ...]) -> str:
+    named = ", ".join(f"{f.what}{f' (at {f.where})' if f.where else ''}" for f in functions[:5])
+    more = f" and {len(functions) - 5} more" if len(functions) > 5 else ""
+    return (
+        f"the script failed on a CUDA function foretell's virtual GPU does not implement yet: {named}{more}. "
+        "Please report it, with the lines above."
+    )
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if not text or text[-1] in ".!?" else text + "."
+
+
+# --- out of memory ----------------------------------------------------------------------------------------------------
+
+
+def _fatal_oom(trace: Trace) -> OutOfMemory | None:
+    """The OOM that ended the job: the last one, unless the script caught it and went on.
+
+    Went on: another optimizer step followed, or a script that never steps ended well.
+    """
+    if not trace.ooms:
+        if trace.exception is not None and trace.exception.is_oom and trace.exit_status != 0:
+            message = trace.exception.message or "CUDA out of memory."
+            return OutOfMemory(
+                step=len(trace.steps), phase="other", requested_bytes=0, message=message, where=trace.exception.where
+            )
+        return None
+    last = trace.ooms[-1]
+    is_uncaught = trace.exception is not None and trace.exception.is_oom
+    has_stepped_since = bool(trace.steps) and trace.steps[-1].time_us > last.time_us
+    has_ended_well = trace.exit_status == 0 and not trace.steps
+    if not is_uncaught and (has_stepped_since or has_ended_well):
+        return None
+    if trace.exception is not None and trace.exception.is_oom:
+        # The message that left the script is whole; the one the allocator's observer sees is not.
+        message = trace.exception.message or last.oom.message
+        return replace(last.oom, message=message, where=last.oom.where or trace.exception.where)
+    return last.oom
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _counters(trace: Trace) -> DeviceMemory:
+    """PyTorch's own peaks, of the device that held the most."""
+    seen = [d for step in trace.steps for d in step.devices] + list(trace.final)
+    if seen:
+        device = max(seen, key=lambda d: d.peak_reserved_bytes).device
+        own = [d for d in seen if d.device == device]
+        return replace(
+            own[-1],
+            peak_allocated_bytes=max(d.peak_allocated_bytes for d in own),
+            peak_reserved_bytes=max(d.peak_reserved_bytes for d in own),
+        )
+    # The process ended before PyTorch's counters were written (os._exit): what the driver gave is known all the same.
+    most = max(trace.driver.in_use, default=0)
+    return DeviceMemory(
+        device=0, allocated_bytes=most, reserved_bytes=most, peak_allocated_bytes=most, peak_reserved_bytes=most
+    )
+
+
+def _bytes_not_of_pytorch(trace: Trace, counters: DeviceMemory) -> int:
+    """Taken from the driver by others than PyTorch's allocator: cudaMalloc in an extension, NCCL, cuDNN's own."""
+    in_use = (used for used, d in zip(trace.driver.in_use, trace.driver.device, strict=True) if d == counters.device)
+    return max(0, max(in_use, default=0) - counters.peak_reserved_bytes)
+
+
+def _steps(trace: Trace, device: int) -> tuple[tuple[StepPeak, ...], tuple[str, ...]]:
+    """The peaks of each step, from the history where it is whole, else PyTorch's counters, which never fall."""
+    settings = trace.allocator
+    if not settings.is_expandable and any(
+        action == "segment_map" for _, action, _, _ in trace.memory.of_device(device)
+    ):
+        settings = replace(settings, is_expandable=True)
+    try:
+        if trace.steps:
+            return step_peaks(trace.memory, trace.steps, device=device, settings=settings), ()
+        return (), ()
+    except ReplayError as error:
+        cumulative = tuple(
+            StepPeak(
+                index=m.index, peak_allocated_bytes=d.peak_allocated_bytes, peak_reserved_bytes=d.peak_reserved_bytes
+            )
+            for m in trace.steps
+            for d in m.devices
+            if d.device == device
+        )
+        return cumulative, (f"the peaks of single steps are those since the beginning: {error}",)
+
+
+# --- caveats ----------------------------------------------------------------------------------------------------------
+
+
+def _caveats(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[str, ...]:
+    caveats = list(trace.caveats)
+    if trace.num_gpu_processes > 1:
+        caveats.append(
+            f"{trace.num_gpu_processes} processes used the GPU; this is the one that held the most, not their sum"
+        )
+    devices = {d.device for d in trace.final if d.peak_reserved_bytes}
+    if len(devices) > 1:
+        caveats.append(f"{len(devices)} devices were used; this is the one that held the most")
+    if oom is None and trace.ooms:
+        first = trace.ooms[0].oom
+        times = "once" if len(trace.ooms) == 1 else f"{len(trace.ooms)} times"
+        caveats.append(
+            f"ran out of memory {times} (step {first.step}, {first.phase}) and went on; the peak includes that"
+        )
+    if oom is None and peak.device_high_bytes > trace.gpu.total_bytes:
+        over = format_bytes(peak.device_high_bytes - trace.gpu.total_bytes)
+        caveats.append(f"close to the limit: at the upper end of the interval it would be {over} over")
+    if trace.unknown_reads:
+        total = sum(read.count for read in trace.unknown_reads)
+        first_read = trace.unknown_reads[0]
+        where = f", first at {first_read.where}" if first_read.where else ""
+        caveats.append(
+            f"{total} {'value was' if total == 1 else 'values were'} read that a virtual GPU does not know "
+            f"({first_read.what}{where}); what depends on them may take another path"
+        )
+    if trace.unimplemented:
+        names = ", ".join(dict.fromkeys(f.what for f in trace.unimplemented))
+        caveats.append(f"CUDA functions that are not implemented yet failed, and the script went on: {names}")
+    if not trace.steps and oom is None:
+        caveats.append("no optimizer step was seen: this is the peak of the whole run")
+    if not trace.is_ended and oom is None:
+        caveats.append("the process ended without a word (os._exit): what it did after its last step is not included")
+    if trace.exception is not None and trace.exit_status == 0 and oom is None:
+        caveats.append(f"a thread or process of the script failed: {trace.exception.type}: {trace.exception.message}")
+    return tuple(caveats)
