@@ -1,0 +1,109 @@
+"""Fixtures every test may use: foretell as a command, and workloads of the zoo really run on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+ZOO = TESTS / "zoo"
+
+
+@dataclass(frozen=True)
+class ForetellRun:
+    """One `foretell run`: its exit code, its output, and its JSON if it wrote any."""
+
+    code: int
+    stdout: str
+    stderr: str
+    result: dict[str, Any]
+
+    @property
+    def peak(self) -> dict[str, int]:
+        return self.result["peak"]
+
+    def tail(self) -> str:
+        """For the message of a failed assertion."""
+        stdout = "\n".join(line for line in self.stdout.splitlines() if not line.startswith("RECORD "))
+        return f"exit code {self.code}\n--- stdout\n{stdout[-2000:]}\n--- stderr\n{self.stderr[-4000:]}"
+
+
+RunForetell = Callable[..., ForetellRun]
+
+
+@pytest.fixture
+def run_foretell(tmp_path: Path) -> RunForetell:
+    """`run_foretell("script.py", "--batch-size", "8", gpu="rtx-3060", steps="all", options=[...])`, in a folder of its own."""
+
+    def run(
+        *command: str | Path,
+        gpu: str = "rtx-3060",
+        steps: str = "all",
+        options: list[str] | None = None,
+        environment: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float = 240,
+    ) -> ForetellRun:
+        json_file = tmp_path / "estimate.json"
+        json_file.unlink(missing_ok=True)
+        process = subprocess.run(
+            [sys.executable, "-m", "foretell", "run", "--gpu", gpu, "--steps", steps, "--json", str(json_file)]
+            + [*(options or []), "--", *map(str, command)],
+            cwd=cwd or tmp_path, capture_output=True, text=True, timeout=timeout,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", **(environment or {})},
+        )  # fmt: skip
+        result = json.loads(json_file.read_text()) if json_file.exists() else {}
+        return ForetellRun(process.returncode, process.stdout, process.stderr, result)
+
+    return run
+
+
+def the_record(output: str) -> str:
+    """What tests/zoo/recorder.py wrote into the output of a workload."""
+    return "\n".join(line.removeprefix("RECORD ") for line in output.splitlines() if line.startswith("RECORD "))
+
+
+class CpuReference:
+    """Workloads of the zoo, run on the CPU by one process that has torch imported (tests/zoo/reference.py)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._records: dict[str, str] = {}
+        self._server = subprocess.Popen(
+            [sys.executable, str(ZOO / "reference.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+
+    def record(self, workload: str) -> str:
+        """Which way the workload goes on the CPU, as tests/zoo/recorder.py writes it."""
+        if workload not in self._records:
+            output = self._folder / workload
+            assert self._server.stdin is not None
+            assert self._server.stdout is not None
+            self._server.stdin.write(f"{workload}\t{output}\n")
+            self._server.stdin.flush()
+            answer = self._server.stdout.readline().strip()
+            assert answer == "0", f"{workload} fails on the CPU:\n{output.read_text() if output.exists() else answer}"
+            self._records[workload] = the_record(output.read_text())
+        return self._records[workload]
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def cpu_reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuReference]:
+    reference = CpuReference(tmp_path_factory.mktemp("cpu-reference"))
+    yield reference
+    reference.close()

@@ -1,0 +1,108 @@
+"""Every workload of tests/zoo through `foretell run`, against PyTorch's own counters and against a real run on the CPU.
+
+Two independent checks. The peaks in the JSON must be, to the byte, what `torch.cuda.max_memory_*` says inside the script.
+And the workload must go the same way on the virtual GPU as where its numbers are really computed: the same operators from
+the same lines, with the same shapes and dtypes, as often (tests/zoo/recorder.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from conftest import ZOO, CpuReference, ForetellRun, RunForetell, the_record
+
+HELPERS = {"common", "recorder", "reference"}
+NAMES = sorted({path.stem for path in ZOO.glob("*.py")} - HELPERS | {"package_form"})
+NEEDS = {"lightning_loop": "lightning"}  # not in every stack
+MIB = 1 << 20
+
+
+def workload(name: str) -> pytest.ParameterSet:
+    """The tests of one workload share its run, so they belong on one worker of pytest-xdist."""
+    missing = name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None
+    marks = [pytest.mark.xdist_group(name), pytest.mark.skipif(missing, reason=f"{NEEDS.get(name)} is not in this stack")]
+    return pytest.param(name, marks=marks)
+
+
+every_workload = pytest.mark.parametrize("name", [workload(name) for name in NAMES])
+finished: dict[str, ForetellRun] = {}
+
+
+def command(name: str) -> list[str | Path]:
+    return ["-m", name] if (ZOO / name).is_dir() else [ZOO / f"{name}.py"]
+
+
+@pytest.fixture
+def recorded_run(run_foretell: RunForetell, name: str) -> ForetellRun:
+    """The workload on the virtual GPU, with the recorder on; once per workload."""
+    if name not in finished:
+        finished[name] = run_foretell(*command(name), environment={"ZOO_RECORD": "1"}, cwd=ZOO)
+    return finished[name]
+
+
+def zoo_line(run: ForetellRun) -> dict[str, int]:
+    lines = [line for line in run.stdout.splitlines() if line.startswith("ZOO ")]
+    assert len(lines) == 1, run.tail()
+    return json.loads(lines[0].removeprefix("ZOO "))
+
+
+def test_zoo_has_at_least_thirty_workloads() -> None:
+    assert len(NAMES) >= 30
+
+
+@every_workload
+def test_peaks_equal_what_torch_says_inside_the_script(name: str, recorded_run: ForetellRun) -> None:
+    run = recorded_run
+    assert run.code == 0, run.tail()
+    assert run.result["verdict"] == "fits"
+    assert run.result["oom"] is None
+    inside = zoo_line(run)
+    assert inside["max_allocated"] > 0
+    assert run.peak["allocated_bytes"] == inside["max_allocated"]
+    assert run.peak["reserved_bytes"] == inside["max_reserved"]
+
+
+@every_workload
+def test_workload_goes_the_way_it_goes_on_the_cpu(
+    name: str, recorded_run: ForetellRun, cpu_reference: CpuReference
+) -> None:
+    on_gpu, on_cpu = the_record(recorded_run.stdout), cpu_reference.record(name)
+    assert len(on_cpu.splitlines()) > 20, "a record this short says nothing"
+    if on_gpu != on_cpu:
+        lines = difflib.unified_diff(on_cpu.splitlines(), on_gpu.splitlines(), "on the CPU", "on the virtual GPU", n=2, lineterm="")
+        pytest.fail("\n".join([*list(lines)[:60], recorded_run.tail()]), pytrace=False)
+
+
+@pytest.mark.parametrize("name", [workload("cnn_resnet"), workload("hf_gpt2")])
+def test_recorder_leaves_the_measured_bytes_alone(
+    name: str, recorded_run: ForetellRun, run_foretell: RunForetell
+) -> None:
+    plain = run_foretell(*command(name), cwd=ZOO)
+    assert plain.code == 0, plain.tail()
+    assert zoo_line(plain) == zoo_line(recorded_run)
+
+
+@pytest.mark.parametrize("name", [workload("mlp_adam"), workload("unet"), workload("gpt_sdpa")])
+def test_out_of_memory_comes_where_the_capacity_says(name: str, run_foretell: RunForetell) -> None:
+    def on_card_of(total_bytes: int) -> ForetellRun:
+        return run_foretell(*command(name), gpu=f"{total_bytes},sm86,28sms", options=["--context", "300MiB"], cwd=ZOO)
+
+    roomy = on_card_of(12 << 30)
+    assert roomy.code == 0, roomy.tail()
+    peak = roomy.peak
+    beside = peak["device_bytes"] - peak["reserved_bytes"]
+
+    enough = on_card_of(beside + peak["reserved_bytes"])
+    assert enough.code == 0, enough.tail()
+    assert enough.peak["reserved_bytes"] == peak["reserved_bytes"]
+
+    too_small = on_card_of(beside + peak["allocated_bytes"] - 2 * MIB)
+    assert too_small.code == 3, too_small.tail()
+    assert too_small.result["verdict"] == "oom"
+    assert too_small.result["oom"]["requested_bytes"] > 0
+    assert "CUDA out of memory" in too_small.result["oom"]["message"]
+    assert too_small.result["oom"]["where"].startswith(str(ZOO / f"{name}.py")) or "zoo" in too_small.result["oom"]["where"]

@@ -1,0 +1,1 @@
+"""A training job that is a package, started with `python -m package_form`."""
