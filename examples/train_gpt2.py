@@ -1,6 +1,6 @@
 """Trains a GPT-2-sized language model on synthetic tokens: mixed precision, gradient checkpointing, accumulation.
 
-    python train_gpt2.py --size small --batch-size 8 --seq-len 1024 --precision bf16 --checkpointing
+python train_gpt2.py --size small --batch-size 8 --seq-len 1024 --precision bf16 --checkpointing
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
         self.attention = Attention(config)
         self.mlp = nn.Sequential(
-            nn.Linear(config.width, 4 * config.width), nn.GELU(approximate="tanh"), nn.Linear(4 * config.width, config.width)
+            nn.Linear(config.width, 4 * config.width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * config.width, config.width),
         )
         self.dropout = nn.Dropout(config.dropout)
 
@@ -77,7 +79,9 @@ class GPT2(nn.Module):
         self.head.weight = self.tokens.weight
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.layers) if name.endswith("out.weight") else 0.02)
+                nn.init.normal_(
+                    parameter, std=0.02 / math.sqrt(2 * config.layers) if name.endswith("out.weight") else 0.02
+                )
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.dropout(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device)))

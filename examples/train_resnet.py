@@ -1,6 +1,6 @@
 """Trains a torchvision image classifier on synthetic pictures (nothing is downloaded).
 
-    python train_resnet.py --model resnet50 --batch-size 64 --amp
+python train_resnet.py --model resnet50 --batch-size 64 --amp
 """
 
 from __future__ import annotations

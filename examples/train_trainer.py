@@ -1,6 +1,6 @@
 """Trains a Llama from its configuration with the Hugging Face Trainer on synthetic text: bf16, evaluation, checkpoints.
 
-    python train_trainer.py --hidden-size 2048 --layers 16 --batch-size 4 --seq-len 1024 --gradient-checkpointing
+python train_trainer.py --hidden-size 2048 --layers 16 --batch-size 4 --seq-len 1024 --gradient-checkpointing
 """
 
 from __future__ import annotations

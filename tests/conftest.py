@@ -42,7 +42,7 @@ RunForetell = Callable[..., ForetellRun]
 
 @pytest.fixture
 def run_foretell(tmp_path: Path) -> RunForetell:
-    """`run_foretell("script.py", "--batch-size", "8", gpu="rtx-3060", steps="all", options=[...])`, in a folder of its own."""
+    """`run_foretell("script.py", "--batch-size", "8", gpu="rtx-3060", options=[...])`, in a folder of its own."""
 
     def run(
         *command: str | Path,
@@ -56,8 +56,8 @@ def run_foretell(tmp_path: Path) -> RunForetell:
         json_file = tmp_path / "estimate.json"
         json_file.unlink(missing_ok=True)
         process = subprocess.run(
-            [sys.executable, "-m", "foretell", "run", "--gpu", gpu, "--steps", steps, "--json", str(json_file)]
-            + [*(options or []), "--", *map(str, command)],
+            [sys.executable, "-m", "foretell", "run", "--gpu", gpu, "--steps", steps, "--json", str(json_file),
+             *(options or []), "--", *map(str, command)],
             cwd=cwd or tmp_path, capture_output=True, text=True, timeout=timeout,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", **(environment or {})},
         )  # fmt: skip

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from conftest import ROOT, RunForetell
 
 EXAMPLES = {
     "train_resnet.py": "--model resnet18 --batch-size 4 --image-size 64 --steps-per-epoch 4 --validation-steps 1 --amp",
-    "train_gpt2.py": "--size tiny --batch-size 2 --seq-len 64 --steps 4 --checkpointing --accumulate 2 --precision fp16",
-    "train_trainer.py": "--hidden-size 64 --layers 2 --heads 4 --vocabulary 256 --batch-size 2 --seq-len 32 --steps 4 --gradient-checkpointing",
+    "train_gpt2.py": "--size tiny --batch-size 2 --seq-len 64 --steps 4 --checkpointing --accumulate 2"
+    " --precision fp16",
+    "train_trainer.py": "--hidden-size 64 --layers 2 --heads 4 --vocabulary 256 --batch-size 2 --seq-len 32 --steps 4"
+    " --gradient-checkpointing",
 }
 
 

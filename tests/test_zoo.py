@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from conftest import ZOO, CpuReference, ForetellRun, RunForetell, the_record
 
 HELPERS = {"common", "recorder", "reference"}

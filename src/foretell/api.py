@@ -20,11 +20,13 @@ from foretell.capture.launch import Steps, make_directory
 from foretell.errors import UnsupportedError, UsageError
 from foretell.overhead import LIBRARIES
 from foretell.records import Estimate, Gpu
-from foretell.units import MIB, parse_bytes
+from foretell.units import parse_bytes
 from foretell.verdict import estimate_of
 
 DEFAULT_GPU = "a100-80gb"
 """A job nobody named a card for gets one with much memory, so that its need is found rather than a limit."""
+
+_NO_ROOM_BYTES = 64 << 10
 
 
 def run(
@@ -54,9 +56,10 @@ def run(
             options=options,
             on_progress=on_progress,
         )
-        if not any(folder.glob("journal-*.jsonl")) and shutil.disk_usage(folder).free < MIB:
+        if shutil.disk_usage(folder).free < _NO_ROOM_BYTES:
             raise UnsupportedError(
-                f"no room on the disk for the capture in {folder}. Set TMPDIR to a folder with some."
+                f"the disk of the capture folder {folder.parent} is full, so not all of the run is known. "
+                "Set TMPDIR to a folder with some room."
             )
         captured = trace_file.from_capture(result)
         captured = replace(captured, seconds={**captured.seconds, "total": time.monotonic() - started})

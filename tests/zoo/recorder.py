@@ -28,6 +28,7 @@ ZOO = str(Path(__file__).resolve().parent)
 TORCH = os.path.dirname(torch.__file__) + os.sep
 # Python functions of torch that stand between the caller and the mode; the caller is behind them.
 WRAPPERS = tuple(TORCH + name for name in ("overrides.py", "_tensor.py", "functional.py", "nn/functional.py"))
+OBSERVER = os.path.join("foretell", "capture", "")
 MOVES = {"cuda", "cpu", "pin_memory", "is_pinned", "record_stream", "__deepcopy__"}
 INITIALISERS = {"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "zero_", "fill_", "constant_"}
 MARK = "RECORD "
@@ -110,11 +111,11 @@ def record_backward(record: Record) -> None:
 
 
 def calling_frame() -> Any:
-    """The frame that called the operator, or None when that is torch's own code."""
+    """The frame that called the operator, or None when that is torch's own code or foretell's, not the workload's."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(WRAPPERS):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(TORCH):
+    if frame is None or frame.f_code.co_filename.startswith(TORCH) or OBSERVER in frame.f_code.co_filename:
         return None
     return frame
 

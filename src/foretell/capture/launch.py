@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from foretell.capture.command import Command
 from foretell.errors import UnsupportedError, UsageError
 from foretell.records import CaptureResult, Gpu, LibraryBytes
 from foretell.virtual import environment
+from foretell.virtual.environment import Events
 
 Steps = Literal["auto", "all"] | int
 
@@ -43,6 +44,8 @@ class CaptureOptions:
     """Keep trackers and hubs offline."""
     history: bool = True
     values: bool = True
+    events: Events = "late"
+    """When work on another stream counts as done: as late as a real card could be, or at once."""
     timeout_seconds: float | None = None
     stdout: Literal["inherit", "stderr"] = "inherit"
     """Where the script's standard output goes; `stderr` when ours carries the result."""
@@ -132,7 +135,13 @@ def _environment(
     paths = [str(_HERE / "bootstrap"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
-        **environment(gpu, context_bytes=context_bytes, libraries=libraries, log_prefix=str(directory / "native")),
+        **environment(
+            gpu,
+            context_bytes=context_bytes,
+            libraries=libraries,
+            log_prefix=str(directory / "native"),
+            events=options.events,
+        ),
         "FORETELL_CAPTURE": json.dumps(inside),
         "PYTHONPATH": os.pathsep.join(paths),
     }
@@ -176,7 +185,7 @@ def _wait(child: subprocess.Popen[bytes], *, deadline: float | None, tick: Calla
 
 
 @contextlib.contextmanager
-def _pidfd(pid: int):  # type: ignore[no-untyped-def]
+def _pidfd(pid: int) -> Iterator[int]:
     handle = os.pidfd_open(pid)
     try:
         yield handle
@@ -223,16 +232,16 @@ class _Journals:
 
 
 def _end_everything(child: subprocess.Popen[bytes], directory: Path, *, grace: float) -> None:
-    """Asks whatever is left of the run to end, then ends it."""
-    if child.poll() is not None and not _left(child.pid, directory):
-        return
-    for pid in _left(child.pid, directory):
-        _signal(pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    while time.monotonic() < deadline and (child.poll() is None or _left(child.pid, directory)):
-        time.sleep(0.02)
-    for pid in _left(child.pid, directory):
-        _signal(pid, signal.SIGKILL)
+    """Asks whatever is left of the run to end, then ends it, and waits until it is gone."""
+    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _GRACE_SECONDS)):
+        left = _left(child.pid, directory)
+        for pid in left:
+            _signal(pid, number)
+        deadline = time.monotonic() + patience
+        while left and time.monotonic() < deadline:
+            child.poll()
+            time.sleep(0.01)
+            left = _left(child.pid, directory)
     child.wait()
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 from foretell import __version__, api, gpus
 from foretell.capture import CaptureOptions, Command, TorchInstall, find_torch
 from foretell.capture.command import refuse_platform, refuse_torch
+from foretell.cli.terminal import console, readers_may_leave
 from foretell.errors import ForetellError, UnsupportedError
 from foretell.units import format_bytes
 from foretell.virtual import library_paths
@@ -126,13 +127,15 @@ def _self_test(python: str) -> Finding:
 
 
 def _print(finding: Finding) -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    mark = {"ok": "[green]ok[/]", "warning": "[yellow]!![/]", "failed": "[red]no[/]"}[finding.state]
+    mark, colour = {"ok": ("ok", "green"), "warning": ("!!", "yellow"), "failed": ("no", "red")}[finding.state]
     table = Table.grid(padding=(0, 2))
     table.add_column(width=2)
     table.add_column(width=14, style="bold")
     table.add_column(overflow="fold")
-    table.add_row(mark, finding.what, finding.detail + (f" {finding.advice}" if finding.advice else ""))
-    Console(highlight=False).print(table)
+    detail = finding.detail + (f" {finding.advice}" if finding.advice else "")
+    table.add_row(Text(mark, style=colour), finding.what, Text(detail))
+    with readers_may_leave():
+        console().print(table)

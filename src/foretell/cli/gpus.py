@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 
 from foretell import gpus
+from foretell.cli.terminal import console, readers_may_leave
 from foretell.records import Gpu
 from foretell.units import GIB, MIB
 
@@ -18,16 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     cards = [gpus.find(name) for name in options.name] or list(gpus.all_gpus())
-    if options.json:
-        print(json.dumps([asdict(card) for card in cards], indent=2))
-    else:
-        _print_table(cards)
+    with readers_may_leave():
+        if options.json:
+            print(json.dumps([asdict(card) for card in cards], indent=2))
+        else:
+            _print_table(cards)
     return 0
 
 
 def _print_table(cards: list[Gpu]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
@@ -47,9 +48,9 @@ def _print_table(cards: list[Gpu]) -> None:
             f"{card.tensor_flops / 1e12:.0f}" if card.tensor_flops else "-",
             f"{card.context_bytes / MIB:.0f} MiB",
         )
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
+    terminal = console()
+    terminal.print(table)
+    terminal.print(
         "memory: as torch reports it (* measured on that card, else reported by others or derived); "
         "sm: compute capability; fp32, tensor: peak TFLOPS, dense; "
         "context: a first guess of what an empty process takes. "

@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -55,11 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted; everything it started has been ended.")
         return INTERRUPTED
-    except BrokenPipeError:
-        # `foretell gpus | head`: the reader has left. Python would complain once more when it flushes at exit.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _dispatch(words: list[str]) -> int:
@@ -104,7 +98,7 @@ def _say(message: str) -> None:
 
 
 @contextlib.contextmanager
-def _terminated_as_interrupted():  # type: ignore[no-untyped-def]
+def _terminated_as_interrupted() -> Iterator[None]:
     """A SIGTERM or a closed terminal ends the child too, by the same way as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -40,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="what an empty CUDA process takes on your machine, as in 430MiB (default: a guess)",
     )
+    card.add_argument(
+        "--events", choices=["late", "early"], default="late",
+        help="when work on a second stream is done: as late as a real card may be (default), or at once",
+    )  # fmt: skip
     job = parser.add_argument_group("the run")
     job.add_argument(
         "--steps", metavar="N|auto|all", default="auto",
@@ -86,6 +90,7 @@ def execute(options: argparse.Namespace) -> int:
         steps=_steps(options.steps),
         skip_init=not options.keep_init,
         offline=not options.online,
+        events=options.events,
         timeout_seconds=options.timeout,
         stdout="stderr" if options.json == "-" else "inherit",
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import sys
 from pathlib import Path
 
+from foretell.cli.terminal import console, readers_may_leave
 from foretell.errors import TraceError
 from foretell.records import Estimate
 from foretell.report import json as json_report
@@ -15,17 +15,14 @@ OUT_OF_MEMORY = 3
 
 def show(estimate: Estimate, *, json_target: str | None) -> int:
     """The table on standard output; on standard error when the JSON takes that place."""
-    from rich.console import Console
-
     from foretell.report import text
 
-    # The script's output came first; it may have gone through the same pipe unbuffered.
-    sys.stdout.flush()
     if json_target is not None and json_target != "-":
         _write(Path(json_target), json_report.render(estimate))
-    text.render(estimate, Console(stderr=json_target == "-", highlight=False))
-    if json_target == "-":
-        print(json_report.render(estimate), flush=True)
+    with readers_may_leave():
+        text.render(estimate, console(stderr=json_target == "-"))
+        if json_target == "-":
+            print(json_report.render(estimate), flush=True)
     return OUT_OF_MEMORY if estimate.verdict == "oom" else 0
 
 

@@ -161,13 +161,13 @@ def _run(estimate: Estimate) -> RenderableType:
     if estimate.phases_seen:
         table.add_row("phases", ", ".join(_phase_words(phase) for phase in estimate.phases_seen))
     for what in estimate.ended_early:
-        table.add_row("ended early", what)
+        table.add_row("ended early", Text(what))
     if estimate.redirected_writes:
         count = len(estimate.redirected_writes)
         what = "1 file the script wrote" if count == 1 else f"{count} files the script wrote"
         table.add_row("writes", f"{what} went to a scratch folder; nothing of yours was changed")
     if estimate.not_sent:
-        table.add_row("offline", f"{', '.join(estimate.not_sent)}: nothing was sent")
+        table.add_row("offline", Text(f"{', '.join(estimate.not_sent)}: nothing was sent"))
     seconds = estimate.seconds
     total, script, imports = (seconds.get(name, 0.0) for name in ("total", "script", "import_torch"))
     detail = f" (the script {script:.1f} s" + (f", of which importing torch {imports:.1f} s)" if imports else ")")
@@ -182,7 +182,7 @@ def _caveats(estimate: Estimate) -> RenderableType | None:
     table.add_column(style="yellow")
     table.add_column(overflow="fold")
     for caveat in estimate.caveats:
-        table.add_row("!", caveat)
+        table.add_row("!", Text(caveat))
     return Padding(table, (1, 2, 1, 2), expand=False)
 
 

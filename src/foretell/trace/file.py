@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 import zipfile
-import zlib
 from array import array
 from dataclasses import Field, asdict, fields
 from pathlib import Path
@@ -71,10 +70,16 @@ def load(path: Path) -> Trace:
         raise TraceError(f"no such trace: {path}. `foretell run --trace FILE ...` writes one.") from None
     except IsADirectoryError:
         raise TraceError(f"{path} is a folder, not a trace.") from None
-    except zipfile.BadZipFile:
-        raise TraceError(f"{path} is not a trace, or is one that was cut off. {_ADVICE}") from None
+    except zipfile.BadZipFile as error:
+        raise TraceError(f"{path} is not a trace, or is one that was cut off ({error}). {_ADVICE}") from None
     except OSError as error:
         raise TraceError(f"cannot read the trace {path}: {error.strerror or error}.") from None
+    except TraceError:
+        raise
+    except Exception as error:
+        # Whatever else a changed byte makes zipfile, zlib or json stumble over: the file is at fault, not the program.
+        reason = f"{type(error).__name__}: {error}"
+        raise TraceError(f"{path} is a damaged trace ({reason}). {_ADVICE}") from None
 
 
 def _write_members(trace: Trace, archive: zipfile.ZipFile) -> None:
@@ -105,18 +110,14 @@ def _plain(value: Any) -> Any:
 def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
     if "trace.json" not in archive.namelist():
         raise TraceError(f"{path} is a zip file, but not a trace of foretell. {_ADVICE}")
-    try:
-        document = json.loads(archive.read("trace.json"))
-        schema = str(document.pop("schema", "none")) if isinstance(document, dict) else "none"
-        if schema != SCHEMA:
-            advice = "Update foretell to read it." if schema.startswith("foretell.trace/") else _ADVICE
-            raise TraceError(f"{path} has the format {schema!r}; this foretell reads {SCHEMA!r}. {advice}")
-        tables = document.pop("tables")
-        loaded = {name: _load_table(archive, name, kind, tables[name]) for name, kind in _TABLES.items()}
-        return _from_plain(document, loaded)
-    except (KeyError, TypeError, ValueError, AttributeError, zlib.error, EOFError, zipfile.BadZipFile) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise TraceError(f"{path} is a damaged trace ({reason}). {_ADVICE}") from None
+    document = json.loads(archive.read("trace.json"))
+    schema = str(document.pop("schema", "none")) if isinstance(document, dict) else "none"
+    if schema != SCHEMA:
+        advice = "Update foretell to read it." if schema.startswith("foretell.trace/") else _ADVICE
+        raise TraceError(f"{path} has the format {schema!r}; this foretell reads {SCHEMA!r}. {advice}")
+    tables = document.pop("tables")
+    loaded = {name: _load_table(archive, name, kind, tables[name]) for name, kind in _TABLES.items()}
+    return _from_plain(document, loaded)
 
 
 def _load_table(archive: zipfile.ZipFile, name: str, kind: type[_Table], described: dict[str, Any]) -> _Table:

@@ -190,8 +190,9 @@ def _assemble(
     unknown: Counter[tuple[str, str | None]] = Counter()
     for line in anywhere("unknown_read"):
         unknown[str(line.get("what") or "a value"), line.get("where")] += int(line.get("count") or 1)
-    if own.num_unknown_reads > sum(unknown.values()):
-        unknown["a value", None] += own.num_unknown_reads - sum(unknown.values())
+    if not lines and own.num_unknown_reads:
+        # The Python side knows which reads matter (a saved checkpoint's do not); without it, all of them count.
+        unknown["a value", None] = own.num_unknown_reads
     exceptions = anywhere("exception")
     return Trace(
         command=result.command,
@@ -257,8 +258,8 @@ def _counted(counter: Counter[tuple[str, str | None]]) -> tuple[Counted, ...]:
 
 
 def _early_end(line: dict[str, Any]) -> str:
-    steps = int(line.get("step") or 0)
-    return f"{line.get('what') or line.get('how')}, after {steps} {'step' if steps == 1 else 'steps'}"
+    what, steps = str(line.get("what") or line.get("how")), int(line.get("step") or 0)
+    return what if "after" in what else f"{what}, after {steps} {'step' if steps == 1 else 'steps'}"
 
 
 def _oom(line: dict[str, Any]) -> OutOfMemory:

@@ -75,9 +75,27 @@ def environment(
         "events": events,
     }
     # Ours come first: what else is preloaded (jemalloc, a profiler) must not resolve CUDA's names before us.
-    preload = [str(paths.cuda), str(paths.nvml), *filter(None, [base.get("LD_PRELOAD")])]
+    ours = [_preloadable(path, Path(log_prefix).parent) for path in (paths.cuda, paths.nvml)]
+    preload = [*map(str, ours), *filter(None, [base.get("LD_PRELOAD")])]
     return {
         "LD_PRELOAD": ":".join(preload),
         "FORETELL_DEVICE": ";".join(f"{key}={value}" for key, value in device.items()),
         "FORETELL_LOG": log_prefix,
+        # Triton looks for the driver by itself, and would not find a library that is only preloaded.
+        "TRITON_LIBCUDA_PATH": base.get("TRITON_LIBCUDA_PATH") or str(paths.cuda.parent),
     }
+
+
+def _preloadable(path: Path, folder: Path) -> Path:
+    """The dynamic linker splits LD_PRELOAD at spaces and colons and expands $: such a path is reached by a link."""
+    special = set(" :$\t")
+    if not special & set(str(path)):
+        return path
+    link = folder / path.name
+    if special & set(str(link)):
+        raise UnsupportedError(
+            f"{path} cannot be preloaded because of the characters in its path. Set TMPDIR to a plain one."
+        )
+    link.unlink(missing_ok=True)
+    link.symlink_to(path)
+    return link

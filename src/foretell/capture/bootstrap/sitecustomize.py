@@ -17,7 +17,8 @@ def _start_capture() -> None:
     spec = spec_from_file_location(
         "foretell_inside", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
-    assert spec is not None and spec.loader is not None, folder
+    assert spec is not None, folder
+    assert spec.loader is not None, folder
     package = module_from_spec(spec)
     sys.modules["foretell_inside"] = package
     spec.loader.exec_module(package)

@@ -1,8 +1,8 @@
 """Turns the user's process into a journal and a memory history in the capture folder.
 
-Runs inside the user's interpreter, perhaps in an environment without foretell: standard library and torch only, relative
-imports only. `install` is called by the bootstrap before the script's first line and imports nothing heavy; all that
-concerns torch waits until the script itself has imported it.
+Runs inside the user's interpreter, perhaps in an environment without foretell: standard library and torch only,
+relative imports only. `install` is called by the bootstrap before the script's first line and imports nothing heavy;
+all that concerns torch waits until the script itself has imported it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Turns the ways a process can end into `exception` and `end` lines.
 
-`atexit` runs its functions last in, first out, and this one is registered before the script's first line: the script's
-own exit handlers and multiprocessing's come first. It runs after a return, sys.exit, an exception and our own early end;
-not after os._exit or a signal, which the reader sees by the missing line.
+`atexit` runs its functions last in, first out, and this one is registered before the script's first line: the
+script's own exit handlers and multiprocessing's come first. It runs after a return, sys.exit, an exception and our
+own early end; not after os._exit or a signal, which the reader sees by the missing line.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class History:
         self._num_windows += 1
         try:
             with open(path, "wb") as file:
-                # Version 2 has no references: the only one every Python reads, and files are the same for the same events.
+                # Version 2 is without references: every Python reads it, and equal events give equal files.
                 marshal.dump(content, file, 2)
         except OSError as error:
             self._is_recording = False
@@ -130,9 +130,7 @@ def window(device: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
                 if frame_id != NO_STACK:
                     ids.append(frame_id)
             stack_id = stacks.setdefault(tuple(ids), len(stacks))
-        rows.append(
-            [entry["action"], entry.get("addr", 0), entry["size"], entry["stream"], entry["time_us"], stack_id]
-        )
+        rows.append([entry["action"], entry.get("addr", 0), entry["size"], entry["stream"], entry["time_us"], stack_id])
     return {
         "device": device,
         "entries": rows,

@@ -23,10 +23,10 @@ class ImportWatch:
         self._searching: set[str] = set()
 
     def install(self) -> None:
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
 
     def when_imported(self, name: str, callback: Callback, *, begins: Callable[[], None] | None = None) -> None:
-        """Call `callback(module)` once `name` is imported (at once if it is already), and `begins()` when that starts."""
+        """Call `callback(module)` once `name` is imported (at once if it is), and `begins()` when that starts."""
         module = sys.modules.get(name)
         if module is not None and not getattr(module.__spec__, "_initializing", False):
             self._call(name, callback, module)

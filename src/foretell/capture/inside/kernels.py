@@ -24,7 +24,7 @@ def refuse_card_without_kernels(run: Run, torch: Any, arch_list: list[str]) -> N
 
 
 def has_kernels_for(capability: tuple[int, int], arch_list: list[str]) -> bool:
-    """A binary runs on cards of its major version and no lower minor one; PTX (compute_XY) on any card from there on."""
+    """A binary runs on cards of its major version and no lower minor one; PTX (compute_XY) on any newer one."""
     for kind, major, minor, suffix in _parsed(arch_list):
         if kind == "compute" and not suffix and (major, minor) <= capability:
             return True

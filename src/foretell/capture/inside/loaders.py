@@ -1,12 +1,12 @@
 """Turns a decision to stop into the ordinary end of a loop over a `torch.utils.data.DataLoader`.
 
-Every DataLoader iterator, also under accelerate, Trainer and Lightning, passes `_BaseDataLoaderIter.__next__`. Raising
-StopIteration there lets the code after the loop run: evaluation, saving, the next epoch.
+Every DataLoader iterator, also under accelerate, Trainer and Lightning, passes `_BaseDataLoaderIter.__next__`.
+Raising StopIteration there lets the code after the loop run: evaluation, saving, the next epoch.
 
 - A training loop ends when `end_training_loops` was called for it.
-- An evaluation loop (forwards on the GPU with gradients disabled, neither backward nor optimizer step) ends in auto mode
-  after at least 3 batches, once neither the peak nor the bytes held have grown for two. A loop that collects its outputs
-  on the GPU grows and runs to its end, and so does one that never uses the GPU.
+- An evaluation loop (forwards on the GPU with gradients disabled, neither backward nor optimizer step) ends in auto
+  mode after at least 3 batches, once neither the peak nor the bytes held have grown for two. A loop that collects its
+  outputs on the GPU grows and runs to its end, and so does one that never uses the GPU.
 
 The end is only raised into code that expects one: a `for`, or a function that mentions StopIteration.
 """

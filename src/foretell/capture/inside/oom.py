@@ -1,4 +1,4 @@
-"""Turns PyTorch's out-of-memory observer into an `oom` line, at the moment it happens and also if the script catches it.
+"""Turns PyTorch's out-of-memory observer into an `oom` line, at once and also if the script catches the error.
 
 The observer is called before the exception is made, so the message here is the first sentence of PyTorch's; the whole
 of it is in the `exception` line when nobody caught it.

@@ -1,8 +1,9 @@
 """Turns the script's file writes into writes to `<capture folder>/overlay`: nothing of the user's is overwritten.
 
-Python's own file functions are replaced by ones that go through `OverlayTree`; reads see both the user's files and what
-the script wrote. torch.save and safetensors write with code of their own, and sqlite3 too: they are handed the redirected
-path. Programs the script starts that are not Python, and libraries that open files in C, are not redirected.
+Python's own file functions are replaced by ones that go through `OverlayTree`; reads see both the user's files and
+what the script wrote. torch.save and safetensors write with code of their own, and sqlite3 too: they are handed the
+redirected path. Programs the script starts that are not Python, and libraries that open files in C, are not
+redirected.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
+from . import native_writers
 from . import real_files as real
 from .overlay_tree import OverlayTree
 from .protected import Protected
@@ -36,13 +38,13 @@ def install(run: Run) -> OverlayTree:
     directory = os.path.abspath(run.options.directory)
     protected = Protected(directory)
     tree = OverlayTree(f"{directory}/overlay", protected, on_change)
-    files = _Files(tree, protected)
+    files = Files(tree, protected)
     files.install()
-    _redirect_native_writers(run, files)
+    native_writers.install(run, files)
     return tree
 
 
-class _Files:
+class Files:
     """The replaced functions. Each is its original as long as the path is not the overlay's business."""
 
     def __init__(self, tree: OverlayTree, protected: Protected) -> None:
@@ -110,7 +112,9 @@ class _Files:
             return None
         found = self._tree.find(logical)
         if found == logical:
-            return None
+            # From a working folder that exists only in the overlay, a relative path would miss the user's file.
+            is_elsewhere = not os.path.isabs(path) and real.getcwd().startswith(self._tree.root)
+            return logical if is_elsewhere else None
         if found is None:
             if not real.exists(logical):
                 return None  # the operating system says so itself
@@ -169,9 +173,7 @@ class _Files:
             if sys._getframe(2).f_globals.get("__name__") == "tempfile":
                 self._protected.made_by_tempfile(self._tree.logical(path, dir_fd))
             keep, exclusive = not flags & os.O_TRUNC, bool(flags & os.O_EXCL)
-            place = self.to_write(
-                path, dir_fd, keep=keep, exclusive=exclusive, create=bool(flags & os.O_CREAT)
-            )
+            place = self.to_write(path, dir_fd, keep=keep, exclusive=exclusive, create=bool(flags & os.O_CREAT))
         else:
             place = self.to_read(path, dir_fd)
         if place is None:
@@ -258,9 +260,7 @@ class _Files:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._tree.delete(logical)
 
-    def rename(
-        self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
-    ) -> None:
+    def rename(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
         source = self._tree.logical(src, src_dir_fd, follow=False)
         target = self._tree.logical(dst, dst_dir_fd, follow=False)
         if not self._tree.is_protected(source) and not self._tree.is_protected(target):
@@ -288,7 +288,9 @@ class _Files:
 
     def utime(self, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
         kwargs.pop("follow_symlinks", None)
-        self._change_in_place(path, dir_fd, lambda place: real.utime(place, *args, **kwargs), real.utime, *args, **kwargs)
+        self._change_in_place(
+            path, dir_fd, lambda place: real.utime(place, *args, **kwargs), real.utime, *args, **kwargs
+        )
 
     def truncate(self, path: Any, length: int) -> None:
         self._change_in_place(path, None, lambda place: real.truncate(place, length), real.truncate, length)
@@ -409,51 +411,3 @@ class _Entry:
             return kind(self.stat(follow_symlinks=follow_symlinks).st_mode)
         except FileNotFoundError:
             return False
-
-
-def _redirect_native_writers(run: Run, files: _Files) -> None:
-    """Writers and readers in C++ and Rust get the redirected path instead of the script's."""
-
-    def reading(path: Any) -> Any:
-        return (files.to_read(path) or path) if isinstance(path, (str, os.PathLike)) else path
-
-    def writing(path: Any) -> Any:
-        return (files.to_write(path, keep=False) or path) if isinstance(path, (str, os.PathLike)) else path
-
-    def updating(path: Any) -> Any:
-        is_file = isinstance(path, (str, os.PathLike)) and not str(path).startswith((":memory:", "file:"))
-        return (files.to_write(path, keep=True) or path) if is_file else path
-
-    def on_torch(torch: Any) -> None:
-        _map_argument(torch, "save", 1, "f", writing)
-        _map_argument(torch, "load", 0, "f", reading)
-        _map_argument(torch.jit, "save", 1, "f", writing)
-        _map_argument(torch.jit, "load", 0, "f", reading)
-
-    def on_safetensors(safetensors: Any) -> None:
-        _map_argument(safetensors, "serialize_file", 1, "filename", writing)
-        _map_argument(safetensors, "safe_open", 0, "filename", reading)
-
-    def on_shutil(shutil: Any) -> None:
-        shutil.rmtree = files.rmtree(shutil.rmtree)
-
-    run.imports.when_imported("torch", on_torch)
-    run.imports.when_imported("safetensors", on_safetensors)
-    run.imports.when_imported("shutil", on_shutil)
-    run.imports.when_imported("sqlite3", lambda sqlite3: _map_argument(sqlite3, "connect", 0, "database", updating))
-
-
-def _map_argument(module: Any, name: str, position: int, keyword: str, change: Callable[[Any], Any]) -> None:
-    original = getattr(module, name, None)
-    if original is None:
-        return
-
-    @wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > position:
-            args = (*args[:position], change(args[position]), *args[position + 1 :])
-        elif keyword in kwargs:
-            kwargs[keyword] = change(kwargs[keyword])
-        return original(*args, **kwargs)
-
-    setattr(module, name, function)

@@ -1,7 +1,7 @@
 """Turns paths of the user's into places in the overlay, and both together into one view.
 
-`<overlay>/<absolute path>` holds what the script wrote; the user's own files lie below it, untouched. A deleted file of the
-user's leaves a marker (`.deleted-<name>`), and a folder made anew where one was deleted hides what was in it
+`<overlay>/<absolute path>` holds what the script wrote; the user's own files lie below it, untouched. A deleted file
+of the user's leaves a marker (`.deleted-<name>`), and a folder made anew where one was deleted hides what was in it
 (`.fresh-folder`). All of it is on disk, so the Python processes of one run share it.
 """
 
@@ -227,10 +227,9 @@ class OverlayTree:
         real.close(real.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def _undelete(self, logical: str) -> None:
-        try:
-            real.unlink(self._marker(logical))
-        except FileNotFoundError:
-            pass
+        marker = self._marker(logical)
+        if real.exists(marker):
+            real.unlink(marker)
 
 
 def _two(given: tuple[Any, Any]) -> tuple[Any, None, Any]:

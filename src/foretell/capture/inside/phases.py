@@ -1,15 +1,16 @@
 """Turns the script's calls into `phase` lines: forward, backward, evaluation (the optimizer is marked by steps.py).
 
-Backward: the Python functions `torch.autograd.backward` and `torch.autograd.grad` are wrapped; `Tensor.backward` ends in
-the first. Forward and evaluation: a global forward pre-hook, present only until the first module with parameters on the
-GPU is called, which is the root of the model; a call with gradients disabled is an evaluation. Then the hook is
-taken away, so the modules inside run without it. It comes back after backward, after an optimizer step, at the next
-batch of a DataLoader, and it stays during an evaluation, since nothing else tells its end.
+Backward: the Python functions `torch.autograd.backward` and `torch.autograd.grad` are wrapped; `Tensor.backward` ends
+in the first. Forward and evaluation: a global forward pre-hook, present only until the first module with parameters
+on the GPU is called, which is the root of the model; a call with gradients disabled is an evaluation. Then the hook
+is taken away, so the modules inside run without it. It comes back after backward, after an optimizer step, at the
+next batch of a DataLoader, and it stays during an evaluation, since nothing else tells its end.
 
 A closure (LBFGS, Lightning) makes forward and backward run inside an optimizer step; they are marked all the same.
 
-The bytes are the same with it: the hook returns None and keeps nothing; `Module._call_impl` holds arguments and result
-in the same frame for the same time on both of its paths. (A TorchDispatchMode and full backward hooks do change bytes.)
+The bytes are the same with it: the hook returns None and keeps nothing; `Module._call_impl` holds arguments and
+result in the same frame for the same time on both of its paths. (A TorchDispatchMode and full backward hooks do
+change bytes.)
 
 `torch.compile` looks at global hooks while it traces, so once the script has called it there is no hook any more, and
 the next batch of a DataLoader tells forward (gradients on) from evaluation (off) instead.

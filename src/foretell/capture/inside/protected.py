@@ -2,10 +2,10 @@
 
 Everything is, except:
 - /dev, /proc, /sys, the capture folder;
-- cache folders (~/.cache, those named by XDG_CACHE_HOME, HF_HOME, TORCH_HOME ..., ~/.triton, __pycache__): they are made to
-  be written again, and what is compiled there is found by programs that are not Python;
-- directly in the temp folder, what `tempfile` itself made in this process, and TorchInductor's and Triton's own folders.
-  The rest of the temp folder is protected like any other place: people keep checkpoints in /tmp too.
+- cache folders (~/.cache, those named by XDG_CACHE_HOME, HF_HOME, TORCH_HOME ..., ~/.triton, __pycache__): they are
+  made to be written again, and what is compiled there is found by programs that are not Python;
+- directly in the temp folder, what `tempfile` itself made in this process, and TorchInductor's and Triton's own
+  folders. The rest of the temp folder is protected like any other place: people keep checkpoints in /tmp too.
 """
 
 from __future__ import annotations

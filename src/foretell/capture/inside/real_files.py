@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+from contextlib import suppress
 
 open_file = builtins.open
 open = os.open
@@ -66,10 +67,8 @@ def copy_file(source: str, target: str) -> None:
 def make_folders(path: str) -> None:
     if not is_folder(path):
         make_folders(os.path.dirname(path))
-        try:
+        with suppress(FileExistsError):  # another process of the run was faster
             mkdir(path)
-        except FileExistsError:
-            pass
 
 
 def remove_tree(path: str) -> None:

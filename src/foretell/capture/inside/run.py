@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .imports import ImportWatch
@@ -50,14 +51,18 @@ class Run:
         print(text, file=sys.stderr)
         self.caveat(text)
 
+    def guarded(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.hook_failed(name, error)
+
     def refuse(self, what: str, hint: str) -> None:
         """The run cannot be estimated: end this process at once, whatever the script would catch."""
         self.journal.write("unsupported", what=what, hint=hint)
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError, ValueError):
                 stream.flush()
-            except (OSError, ValueError):
-                pass
         os._exit(2)
 
 

@@ -1,13 +1,14 @@
-"""Turns the random initialisation of big CPU weights into nothing, and their casts and copies into what costs nothing.
+"""Turns the random initialisation of big CPU weights into nothing, and their casts and copies into what costs
+nothing.
 
-Skipped: random fills of CPU floating-point tensors with at least 64 Ki elements that are registered parameters (or share
-their storage, as `weight.data` does). Their pages are given back to the kernel, so such a weight reads as zeros:
-finite numbers, without memory behind them. Constants (zeros, ones) stay real, and so does every tensor that is not a
-parameter. The random numbers drawn afterwards are others than without skipping, as with another seed.
+Skipped: random fills of CPU floating-point tensors with at least 64 Ki elements that are registered parameters (or
+share their storage, as `weight.data` does). Their pages are given back to the kernel, so such a weight reads as
+zeros: finite numbers, without memory behind them. Constants (zeros, ones) stay real, and so does every tensor that is
+not a parameter. The random numbers drawn afterwards are others than without skipping, as with another seed.
 
 `Module._apply` (`.to`, `.half`, `.cuda` ...) casts a big CPU weight by casting only the pages that exist, and
-`copy.deepcopy` copies only those: no pages, no work. Nothing has to be remembered about a weight for that, so
-loading a checkpoint into it, tying it or writing a row by hand needs no special care.
+`copy.deepcopy` copies only those: no pages, no work. Nothing has to be remembered about a weight for that, so loading
+a checkpoint into it, tying it or writing a row by hand needs no special care.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ def _cast_cheaply(skipping: _Skipping, tensor: Any, target: tuple[Any, Any, Any]
         return None
     if memory_format is not None and tensor.dim() in (4, 5):
         return None
-    # Torch casts on the CPU and then copies; only for other layouts it needs a second block on the GPU (at::native::copy_,
-    # `copy_requires_temporaries` in aten/src/ATen/native/cuda/Copy.cu). Those are left to it, so the bytes stay the same.
+    # Torch casts on the CPU and then copies; only for other layouts it needs a second block on the GPU
+    # (`copy_requires_temporaries` in aten/src/ATen/native/cuda/Copy.cu). Those are left to it: the bytes stay the same.
     if device is not None and device.type != "cpu" and not tensor.is_contiguous():
         return None
     return skipping.cast(tensor, dtype)

@@ -1,9 +1,10 @@
 """Turns optimizer calls into counted steps and the `optimizer` phase, with torch.optim's own global hooks.
 
-Any subclass of `torch.optim.Optimizer` passes through them, whoever calls it (Trainer, Lightning, accelerate, GradScaler).
+Any subclass of `torch.optim.Optimizer` passes through them, whoever calls it (Trainer, Lightning, accelerate,
+GradScaler).
 
-With several optimizers (a GAN), a step is one step of the leader: the first optimizer seen. Another takes over when the
-leader is gone, or when the other steps twice while the leader does not step at all.
+With several optimizers (a GAN), a step is one step of the leader: the first optimizer seen. Another takes over when
+the leader is gone, or when the other steps twice while the leader does not step at all.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Steps:
         self._run.enter("backward" if self._phase_before == "backward" else "other")
         if counts:
             for call in self._run.after_step:
-                call()
+                self._run.guarded("optimizer steps", call)
             self._run.last_after_step()
 
     def _is_counted(self, optimizer: Any) -> bool:

@@ -1,9 +1,9 @@
 """Turns "enough steps have been seen" into an early and orderly end.
 
-`auto`: at least 3 steps, and no peak has grown for the last two. First the trainer at work is asked, then the DataLoader
-loop that feeds the training is ended, so that what follows the training runs too. Where there is neither (a loop over a
-range), where the script trains on in the next epoch, or where the request led nowhere, the optimizer's post-hook raises
-a SystemExit with code 0: it passes `except Exception`, and `finally` blocks and exit handlers run.
+`auto`: at least 3 steps, and no peak has grown for the last two. First the trainer at work is asked, then the
+DataLoader loop that feeds the training is ended, so that what follows the training runs too. Where there is neither
+(a loop over a range), where the script trains on in the next epoch, or where the request led nowhere, the optimizer's
+post-hook raises a SystemExit with code 0: it passes `except Exception`, and `finally` blocks and exit handlers run.
 """
 
 from __future__ import annotations
@@ -79,5 +79,3 @@ class Stopping:
             sys.stderr.flush()
             os._exit(0)
         raise EnoughSteps
-
-

@@ -37,11 +37,8 @@ def install_torch_hooks(run: Run, torch: Any) -> None:
         ("values", options.values, lambda: values.install(run, torch)),
     ]
     for name, is_on, install in hooks:
-        if is_on:
-            try:
-                install()
-            except Exception as error:  # one hook that does not fit this torch must not take the others with it
-                run.hook_failed(name, error)
+        if is_on:  # one hook that does not fit this torch must not take the others with it
+            run.guarded(name, install)
 
 
 def _when_cuda_starts(run: Run, torch: Any, phases: Phases, arch_list: list[str]) -> None:
@@ -54,15 +51,9 @@ def _when_cuda_starts(run: Run, torch: Any, phases: Phases, arch_list: list[str]
         if run.options.history:
             History(run).install(torch)
 
-    def guarded() -> None:
-        try:
-            cuda_starts()
-        except Exception as error:
-            run.hook_failed("the start of CUDA", error)
-
     # torch.cuda._lazy_init runs what is queued right after the driver is up, before the script's first allocation. This
     # is what torch.cuda._lazy_call does, less the stack it formats for each call.
-    torch.cuda._queued_calls.append((guarded, []))
+    torch.cuda._queued_calls.append((lambda: run.guarded("the start of CUDA", cuda_starts), []))
 
 
 def _arch_list(torch: Any) -> list[str]:

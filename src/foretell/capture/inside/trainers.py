@@ -1,7 +1,7 @@
 """Turns a decision to stop into the request each training framework understands.
 
-Hugging Face Trainer: `control.should_training_stop` at the end of the step, with an evaluation and a checkpoint first if
-the arguments ask for any: the whole run would have come to them. Lightning: `trainer.should_stop`, after which it
+Hugging Face Trainer: `control.should_training_stop` at the end of the step, with an evaluation and a checkpoint first
+if the arguments ask for any: the whole run would have come to them. Lightning: `trainer.should_stop`, after which it
 validates and ends.
 """
 

@@ -188,8 +188,12 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         finally:
             if is_real:
                 self._bytes.real_copies(0)
-        if is_tensor and source.is_cuda and type(out) is Tensor and out.device.type == "cpu" and not self._is_known(source):
-            self._note(func, source)
+        if is_tensor and source.is_cuda and type(out) is Tensor and out.device.type == "cpu":
+            if not self._is_known(source):
+                self._note(func, source)
+            elif not source.is_contiguous():  # a kernel gathered it before the copy
+                with _no_subclasses(), torch.no_grad():
+                    out.copy_(self._bytes.alias(source.detach()))
         return out
 
     def _with_size(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -220,8 +224,14 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         source = args[0]
-        if not is_on_device(source) or self._is_known(source):
+        if not is_on_device(source):
             return func(*args, **kwargs)
+        if self._is_known(source):
+            out = func(*args, **kwargs)
+            if source.is_contiguous():
+                return out
+            with _no_subclasses(), torch.no_grad():  # a kernel gathered it before the copy
+                return func(self._bytes.alias(source.detach()), *args[1:], **kwargs)
         self._note(func, source)
         if source.numel() > MAX_STAND_IN:
             return func(*args, **kwargs)

@@ -13,7 +13,7 @@ _LIBRARIES = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "p
 
 
 def where_now() -> str | None:
-    """Where the user's code is; seen from a thread of autograd, which has no frames of the user's, where the main thread is."""
+    """Where the user's code is; where the main thread is if this one (autograd's) has no frames of the user's."""
     found = _where(_outwards(sys._getframe(1)))
     if found is not None and found[1]:
         return found[0]

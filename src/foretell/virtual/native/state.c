@@ -45,14 +45,17 @@ void discharge(int device, size_t bytes) { devices[device].used -= bytes; }
 /* The first handle of a library loads its code onto the card; how much is calibrated outside and handed in. A card too
  * full for it is not an error here: the real libraries fail later, at a launch, and the margin is within the interval. */
 void use_library(enum Library library) {
+    static const char *FUNCTIONS[NUM_LIBRARIES] = {"cublasCreate", "cudnnCreate", "ncclCommInitRank"};
     const int64_t bytes[NUM_LIBRARIES] = {card()->cublas_library, card()->cudnn_library, card()->nccl_library};
     lock();
     Device *d = device_state(current_device);
-    if (!(d->libraries & 1u << library)) {
+    bool is_first = !(d->libraries & 1u << library);
+    if (is_first) {
         d->libraries |= 1u << library;
         d->library_bytes += (size_t)bytes[library];
     }
     unlock();
+    if (is_first) log_event(LOG_LIBRARY, FUNCTIONS[library], 0, bytes[library], 0, 0, 0, current_device);
 }
 
 /* For capture/inside and the tests. */

@@ -1,0 +1,176 @@
+"""What foretell costs, as ratios of one run on one machine (`make bench`).
+
+Absolute times depend on the machine, so each number stands beside one measured in the same minutes on the same machine:
+the command beside importing what its script imports, training on the virtual GPU beside the same steps really computed
+on the CPU, host memory beside that of the import. Times are the smallest of several runs taken in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from foretell import gpus
+from foretell.records import LibraryBytes
+from foretell.units import GIB, MIB, format_bytes
+from foretell.virtual import environment
+
+HERE = Path(__file__).resolve().parent
+WORKLOADS = HERE / "workloads.py"
+# What a job imports, and nothing else; then what torch imports by itself with the first optimizer of a process.
+IMPORTS = {
+    "resnet50": "import torch, torchvision",
+    "gpt2": "import torch; from transformers import GPT2Config, GPT2LMHeadModel",
+}
+FIRST_OPTIMIZER = "; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])"
+
+
+@dataclass(frozen=True)
+class Finished:
+    seconds: float
+    peak_rss: int
+    """Of the largest process of the command."""
+    output: str
+
+    def bench(self) -> dict[str, float]:
+        for line in self.output.splitlines():
+            if line.startswith("BENCH "):
+                return json.loads(line.removeprefix("BENCH "))
+        raise SystemExit(f"the job did not finish:\n{self.output[-3000:]}")
+
+
+@dataclass(frozen=True)
+class Row:
+    what: str
+    measured: str
+    aim: str
+    is_met: bool | None
+    """None: shown to explain, without an aim of its own."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=3, help="runs of which the fastest counts (default: 3)")
+    parser.add_argument("--json", type=Path, help="write the rows to this file too")
+    options = parser.parse_args()
+    console = Console()
+    rows: list[Row] = []
+    for job in IMPORTS:
+        console.print(f"{job}: the whole command against the import ...", style="dim")
+        rows += command_against_import(job, options.repeat)
+        console.print(f"{job}: training against the CPU (one real step, times four) ...", style="dim")
+        rows.append(training_against_cpu(job))
+        rows.append(hooks_change_nothing(job))
+    console.print("llama-7b ...", style="dim")
+    rows += seven_billion()
+    table = Table("what", "measured", "aim", "", title="foretell, as ratios of this run")
+    for row in rows:
+        table.add_row(
+            row.what, row.measured, row.aim, {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[row.is_met]
+        )
+    console.print(table)
+    if options.json:
+        options.json.write_text(json.dumps([row.__dict__ for row in rows], indent=1))
+    return 0
+
+
+def command_against_import(job: str, repeat: int) -> list[Row]:
+    command, bare, with_optimizer = [], [], []
+    for _ in range(repeat):  # in turns, so that a busy moment hits all alike
+        command.append(finish(foretell_command(job, "a100-40gb")))
+        bare.append(finish([sys.executable, "-c", IMPORTS[job]]))
+        with_optimizer.append(finish([sys.executable, "-c", IMPORTS[job] + FIRST_OPTIMIZER]))
+    seconds = min(run.seconds for run in command)
+    of_import, of_optimizer = (min(run.seconds for run in runs) for runs in (bare, with_optimizer))
+    memory = max(run.peak_rss for run in command) - max(run.peak_rss for run in with_optimizer)
+
+    def ratio(of: float) -> str:
+        return f"{seconds / of:.2f}x ({seconds:.1f} s / {of:.1f} s)"
+
+    return [
+        Row(f"{job}: `foretell run`, 4 steps / import", ratio(of_import), "<= 1.5x", seconds <= 1.5 * of_import),
+        Row(f"{job}: the same / import and first optimizer", ratio(of_optimizer), "", None),
+        Row(f"{job}: host memory over the import", format_bytes(memory), "< 300 MiB", memory < 300 * MIB),
+    ]
+
+
+def training_against_cpu(job: str) -> Row:
+    virtual = finish(foretell_command(job, "a100-40gb")).bench()
+    real = finish([sys.executable, str(WORKLOADS), job, "--steps", "1", "--device", "cpu"]).bench()
+    on_gpu, on_cpu = virtual["seconds"] / virtual["steps"], real["seconds"] / real["steps"]
+    measured = f"{on_cpu / on_gpu:.0f}x faster ({1000 * on_gpu:.0f} ms / {on_cpu:.1f} s a step)"
+    return Row(f"{job}: a step on the virtual GPU / on the CPU", measured, ">= 100x", on_cpu >= 100 * on_gpu)
+
+
+def hooks_change_nothing(job: str) -> Row:
+    """The same card without anything of foretell in the process: only the preloaded library."""
+    gpu = gpus.find("a100-40gb")
+    bare = environment(
+        gpu, context_bytes=gpu.context_bytes, libraries=LibraryBytes(cublas=0, cudnn=0, nccl=0), log_prefix=""
+    )
+    without = finish([sys.executable, str(WORKLOADS), job], bare).bench()["max_reserved"]
+    hooked = finish(foretell_command(job, "a100-40gb")).bench()["max_reserved"]
+    difference = int(hooked - without)
+    return Row(
+        f"{job}: reserved with hooks - without",
+        f"{difference} B of {format_bytes(int(without))}",
+        "0 B",
+        difference == 0,
+    )
+
+
+def seven_billion() -> list[Row]:
+    run = finish(foretell_command("llama-7b", "b200"))
+    reserved = int(run.bench()["max_reserved"])
+    return [
+        Row("llama-7b, AdamW: reserved on the device", format_bytes(reserved), "> 100 GB", reserved > 100 * 10**9),
+        Row("llama-7b: host memory", format_bytes(run.peak_rss), "< 3 GiB", run.peak_rss < 3 * GIB),
+        Row("llama-7b: the whole command", f"{run.seconds:.1f} s", "< 20 s", run.seconds < 20),
+    ]
+
+
+def foretell_command(job: str, gpu: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "foretell",
+        "run",
+        "--quiet",
+        "--gpu",
+        gpu,
+        "--steps",
+        "all",
+        "--",
+        str(WORKLOADS),
+        job,
+    ]
+
+
+def finish(command: list[str], extra: dict[str, str] | None = None) -> Finished:
+    with tempfile.TemporaryFile("w+") as output:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(extra or {})}
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read()
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{text[-3000:]}")
+    return Finished(seconds, usage.ru_maxrss * 1024, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The same bytes with every hook and with none: what is measured is the script, not foretell."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import Run
+
+RESNET = """
+    try:
+        from torchvision.models import resnet50
+    except ImportError:
+        raise SystemExit(77)
+    import torch
+    model = resnet50().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    images, labels = torch.zeros(16, 3, 128, 128).cuda(), torch.zeros(16, dtype=torch.long).cuda()
+    for _ in range(4):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            model(images)
+"""
+GPT2 = """
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError:
+        raise SystemExit(77)
+    import torch
+    model = GPT2LMHeadModel(GPT2Config(n_layer=4)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.zeros(4, 256, dtype=torch.long).cuda()
+    for _ in range(4):
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+AMP_AND_CHECKPOINTING = """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+        def forward(self, x):
+            return checkpoint(self.layer, x, use_reentrant=False)
+    model = torch.nn.Sequential(*[Block() for _ in range(4)], torch.nn.Linear(256, 1000)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, y = torch.zeros(8, 256, 256).cuda(), torch.zeros(8 * 256, dtype=torch.long).cuda()
+    for _ in range(4):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(model(x).view(-1, 1000), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+CASTS = """
+    import torch
+    from torch import nn
+    def model():
+        return nn.Sequential(nn.Conv2d(3, 512, 7), nn.Conv2d(512, 512, 3), nn.Linear(1024, 512), nn.Embedding(999, 512))
+    kept = [
+        model().to("cuda", torch.bfloat16).to(memory_format=torch.channels_last),
+        model().half().cuda(),
+        model().to("cuda", torch.bfloat16, memory_format=torch.channels_last),
+        model().to(memory_format=torch.channels_last).to("cuda", torch.float16),
+        model().double().float().to(memory_format=torch.channels_last).bfloat16().cuda(),
+    ]
+    print([(tuple(p.shape), p.stride(), p.dtype) for m in kept for p in m.parameters()])
+"""
+REPORT = """
+    stats = torch.cuda.memory_stats()
+    print([stats[f"{what}.all.{how}"] for what in ("allocated_bytes", "reserved_bytes", "segment", "allocation")
+           for how in ("current", "peak", "allocated")])
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [RESNET, GPT2, AMP_AND_CHECKPOINTING, CASTS], ids=["resnet50", "gpt2", "amp-checkpointing", "casts"]
+)
+def test_all_counters_of_the_allocator_are_the_same_with_and_without_the_hooks(capture: Run, script: str) -> None:
+    plain = capture(script + REPORT, hooks=False)
+    if plain.code == 77:
+        pytest.skip("torchvision or transformers is not installed")
+    hooked = capture(script + REPORT, steps="all").check()
+    assert hooked.stdout == plain.check().stdout
+    assert hooked.lines("cuda")

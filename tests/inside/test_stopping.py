@@ -1,0 +1,187 @@
+"""Training ends early and orderly: what follows it runs, and nothing is left running."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import Captured, Run
+
+LOADER = """
+    import atexit, sys, torch
+    from torch.utils.data import DataLoader, TensorDataset
+    num_workers, persistent = int(sys.argv[1]), sys.argv[2] == "persistent"
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = DataLoader(TensorDataset(torch.zeros(800, 64)), 8, num_workers=num_workers, persistent_workers=persistent)
+    atexit.register(print, "exit handler")
+    for epoch in range(5):
+        batches = 0
+        for (batch,) in loader:
+            batches += 1
+            try:
+                model(batch.cuda()).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            except Exception:
+                print("caught")
+        print("trained", batches)
+        with torch.no_grad():
+            evaluated = sum(model(batch.cuda()) is not None for (batch,) in loader)
+        print("evaluated", evaluated)
+        print("on the cpu", sum(1 for _ in loader))
+"""
+
+
+@pytest.fixture(scope="module", params=[("0", "no"), ("2", "no"), ("2", "persistent")], ids="-".join)
+def loop(request: pytest.FixtureRequest, capture: Run) -> Captured:
+    return capture(LOADER, *request.param).check()
+
+
+def test_the_loop_ends_and_what_follows_runs_until_training_goes_on(loop: Captured) -> None:
+    assert loop.said == ["trained 4", "evaluated 3", "on the cpu 100", "exit handler"]
+    assert loop.stderr == ""
+
+
+def test_what_was_cut_is_in_the_journal(loop: Captured) -> None:
+    assert [(line["how"], line["step"]) for line in loop.lines("ended_early")] == [
+        ("loader", 4),
+        ("loader", 4),
+        ("exit", 5),
+    ]
+    assert loop.lines("ended_early")[0]["what"] == "training loop over a DataLoader, after 4 of 100 batches"
+    assert loop.lines("ended_early")[1]["what"] == "evaluation loop over a DataLoader, after 3 of 100 batches"
+
+
+def test_a_workers_process_leaves_no_journal(loop: Captured) -> None:
+    assert len(list(loop.directory.glob("journal-*"))) == 1
+
+
+RANGE = """
+    import torch
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    try:
+        for step in range(100_000):
+            try:
+                model(torch.zeros(8, 64, device="cuda")).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            except Exception:
+                print("caught")
+    finally:
+        print("finally", step)
+    print("never")
+"""
+
+
+def test_without_a_loader_the_process_ends_with_code_0_through_except_exception(capture: Run) -> None:
+    captured = capture(RANGE, steps=5).check()
+    assert captured.said == ["finally 4"]
+    assert captured.one("ended_early")["how"] == "exit"
+    assert captured.one("end")["steps"] == 5
+
+
+def test_a_bare_except_cannot_keep_it_going_for_ever(capture: Run) -> None:
+    captured = capture(RANGE.replace("except Exception", "except"), steps=5).check()
+    assert captured.one("end")["steps"] < 20
+
+
+def test_all_runs_to_the_end(capture: Run) -> None:
+    captured = capture(RANGE.replace("100_000", "9"), steps="all").check()
+    assert captured.said == ["finally 8", "never"]
+    assert captured.lines("ended_early") == []
+
+
+def test_auto_goes_on_while_the_peak_grows(capture: Run) -> None:
+    script = RANGE.replace("torch.zeros(8,", "torch.zeros(8 << 10 + min(step, 6),").replace("100_000", "99")
+    captured = capture(script).check()
+    assert captured.one("end")["steps"] == 9
+
+
+def test_a_next_nobody_guards_is_not_ended_under_the_script(capture: Run) -> None:
+    captured = capture(
+        """
+        import torch
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        batches = iter(torch.utils.data.DataLoader(torch.zeros(800, 64), 8))
+        for step in range(50):
+            model(next(batches).cuda()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """
+    ).check()
+    assert [line["how"] for line in captured.lines("ended_early")] == ["exit"]
+
+
+def test_outputs_kept_on_the_gpu_keep_the_evaluation_going(capture: Run) -> None:
+    captured = capture(
+        """
+        import torch
+        model = torch.nn.Linear(64, 64).cuda()
+        with torch.inference_mode():
+            kept = [model(batch.cuda()) for batch in torch.utils.data.DataLoader(torch.zeros(400, 64), 8)]
+        print(len(kept))
+        """
+    ).check()
+    assert captured.said == ["50"]
+
+
+def test_accelerate_ends_orderly_although_it_fetches_ahead(capture: Run) -> None:
+    captured = capture(
+        """
+        import sys
+        try:
+            from accelerate import Accelerator
+        except ImportError:
+            sys.exit(77)
+        import torch
+        accelerator = Accelerator()
+        model = torch.nn.Linear(64, 64)
+        optimizer = torch.optim.Adam(model.parameters())
+        model, optimizer, loader = accelerator.prepare(
+            model, optimizer, torch.utils.data.DataLoader(torch.zeros(800, 64), 8)
+        )
+        for epoch in range(5):
+            for batch in loader:
+                accelerator.backward(model(batch).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+            print("epoch", epoch)
+        """
+    )
+    if captured.code == 77:
+        pytest.skip("accelerate is not installed")
+    assert captured.check().said == ["epoch 0"]
+
+
+def test_trainer_ends_with_an_evaluation_and_a_checkpoint_and_keeps_the_users(capture: Run) -> None:
+    captured = capture(
+        """
+        import os, sys
+        try:
+            from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+        except ImportError:
+            sys.exit(77)
+        import torch
+        os.makedirs("out/checkpoint-1", exist_ok=True)
+        data = [{"input_ids": torch.zeros(16, dtype=torch.long), "labels": torch.zeros(16, dtype=torch.long)}] * 400
+        model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=100))
+        arguments = TrainingArguments(
+            "out", per_device_train_batch_size=4, eval_strategy="steps", eval_steps=50, save_steps=50, report_to=[],
+            save_total_limit=1, disable_tqdm=True, dataloader_num_workers=1, prediction_loss_only=True,
+            push_to_hub=True,
+        )
+        trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data)
+        trainer.train()
+        print(trainer.state.global_step, sorted(os.listdir("out")))
+        """,
+    )
+    if captured.code == 77:
+        pytest.skip("transformers is not installed")
+    captured.check()
+    assert captured.said[-1].startswith("4 ['checkpoint-4'")
+    assert captured.lines("ended_early")[0]["how"] == "trainer"
+    assert "evaluation" in captured.one("end")["phases"]
+    assert {"kind": "not_sent", "what": "Hugging Face Hub (Trainer)"}.items() <= captured.lines("not_sent")[0].items()
+    assert list(captured.folder.iterdir()) == []

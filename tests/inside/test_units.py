@@ -1,0 +1,174 @@
+"""Small rules that need neither torch nor a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from foretell.capture.inside.distributed import _world_size
+from foretell.capture.inside.history import NO_STACK, window
+from foretell.capture.inside.kernels import has_kernels_for
+from foretell.capture.inside.loaders import _expects_an_end
+from foretell.capture.inside.oom import _size
+from foretell.capture.inside.protected import Protected
+from foretell.capture.inside.where import where_raised
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch_list", "expected"),
+    [
+        ((8, 6), ["sm_80"], True),  # a binary runs on a higher minor version
+        ((8, 0), ["sm_86"], False),
+        ((9, 0), ["sm_80", "sm_86"], False),  # but not on another major one
+        ((12, 0), ["sm_90", "compute_90"], True),  # PTX does
+        ((6, 1), ["sm_75", "compute_75"], False),
+        ((9, 0), ["sm_90a"], True),
+        ((10, 3), ["sm_100"], True),
+        ((10, 0), ["sm_100a", "sm_120"], True),
+    ],
+)
+def test_a_card_needs_a_binary_of_its_major_version_or_ptx(
+    capability: tuple[int, int], arch_list: list[str], expected: bool
+) -> None:
+    assert has_kernels_for(capability, arch_list) is expected
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "environment", "expected"),
+    [
+        (("nccl",), {}, {}, 1),
+        (("nccl",), {}, {"WORLD_SIZE": "4"}, 4),
+        (("nccl",), {"world_size": 1}, {"WORLD_SIZE": "4"}, 1),
+        (("nccl", "tcp://localhost:1?rank=0&world_size=3"), {}, {}, 3),
+        (("nccl", None, None, 2), {}, {}, 2),
+    ],
+)
+def test_the_number_of_ranks_comes_from_arguments_then_the_environment(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    environment: dict[str, str],
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert _world_size(args, kwargs) == expected
+
+
+def test_a_window_of_the_history_has_each_stack_and_frame_once() -> None:
+    frame = {"filename": "/home/me/train.py", "line": 3, "name": "step"}
+    native = {"filename": "allocator.cpp", "line": 1, "name": "malloc"}
+    alloc = {"action": "alloc", "addr": 512, "size": 100, "stream": 0, "time_us": 7}
+    entries = [
+        {**alloc, "frames": [native, frame]},
+        {**alloc, "frames": [native, frame]},
+        {**alloc, "action": "free_completed", "frames": []},
+    ]
+    assert window(0, entries) == {
+        "device": 0,
+        "entries": [
+            ["alloc", 512, 100, 0, 7, 0],
+            ["alloc", 512, 100, 0, 7, 0],
+            ["free_completed", 512, 100, 0, 7, NO_STACK],
+        ],
+        "stacks": [[0]],
+        "frames": [["/home/me/train.py", 3, "step"]],
+    }
+
+
+class Endless:
+    """Remembers the frame that asks for the next item."""
+
+    def __init__(self) -> None:
+        self.caller: FrameType | None = None
+        self.answers: list[bool] = []
+
+    def __iter__(self) -> Endless:
+        return self
+
+    def __next__(self) -> int:
+        self.answers.append(_expects_an_end(sys._getframe(1)))
+        if len(self.answers) > 1:
+            raise StopIteration
+        return 0
+
+
+def test_a_for_loop_expects_an_end() -> None:
+    items = Endless()
+    for _ in items:
+        pass
+    assert items.answers == [True, True]
+
+
+def test_enumerate_and_zip_in_a_for_loop_expect_an_end() -> None:
+    first, second = Endless(), Endless()
+    for _ in enumerate(zip(first, second)):  # noqa: B905 - python 3.10's zip
+        pass
+    assert first.answers == [True, True]
+    assert second.answers == [True]
+
+
+def test_a_bare_next_expects_no_end() -> None:
+    items = Endless()
+
+    def take() -> None:
+        next(items)
+
+    take()
+    assert items.answers == [False]
+
+
+def test_next_in_a_function_that_catches_the_end_expects_one() -> None:
+    items = Endless()
+
+    def take() -> None:
+        try:
+            next(items)
+        except StopIteration:
+            items.caller = None
+
+    take()
+    assert items.answers == [True]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(512, "512 bytes"), (2048, "2.00 KiB"), (20 << 20, "20.00 MiB"), (5 << 29, "2.50 GiB")],
+)
+def test_sizes_are_written_as_pytorch_writes_them(num_bytes: int, text: str) -> None:
+    assert _size(num_bytes) == text
+
+
+def test_caches_and_devices_are_really_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "/data/hf")
+    monkeypatch.setenv("HOME", "/home/me")
+    is_protected = Protected("/captures/1")
+    exempt = ["/dev/null", "/proc/self/x", "/data/hf/hub/x", "/home/me/.cache/x", "/captures/1/overlay/x"]
+    exempt += ["/home/me/project/__pycache__/x.pyc", "/tmp/torchinductor_me/x"]
+    assert [path for path in exempt if is_protected(path)] == []
+    assert is_protected("/home/me/project/model.pt")
+    assert is_protected("/data/hf-models/model.pt")
+
+
+def test_of_the_temp_folder_only_what_tempfile_made_is_really_written() -> None:
+    is_protected = Protected("/captures/1")
+    is_protected.made_by_tempfile("/tmp/tmpabc")
+    assert not is_protected("/tmp/tmpabc/file")
+    assert is_protected("/tmp/tmpabcd/file")
+    assert is_protected("/tmp/checkpoints/model.pt")
+
+
+def test_the_place_of_an_error_is_the_innermost_line_of_the_user() -> None:
+    import json
+
+    try:
+        json.loads("{")
+    except ValueError as error:
+        where = where_raised(error.__traceback__)
+    assert where is not None
+    assert where.startswith(__file__ + ":")

@@ -1,0 +1,104 @@
+"""Values on the virtual GPU: right where they can be known, a stand-in and a journal line where they cannot."""
+
+from __future__ import annotations
+
+import textwrap
+
+from .conftest import Captured, Run
+
+KNOWN = """
+    import torch, torch.nn.functional as F
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]], device=D)
+    say(mask.sum().item(), mask.sum(1).tolist(), bool(mask.bool().all()), mask.nonzero().tolist(), mask[mask > 0].shape)
+    ids = (torch.arange(64 * 2048).reshape(64, 2048) % 50000).to(D)          # 1 MiB of integers: a marked copy
+    say(bool((ids >= 0).all()), ids.max().item(), ids[3, :4].tolist())
+    say(torch.arange(10, device=D).cumsum(0).tolist(), torch.unique(torch.tensor([3, 1, 3, 2], device=D)).tolist())
+    say(torch.repeat_interleave(torch.tensor([1, 2, 3], device=D)).tolist(), sorted(torch.randperm(5, device=D).tolist()))
+    a = torch.zeros(5, dtype=torch.long, device=D)
+    a[2] = 7; a[torch.tensor([0, 1], device=D)] = 3; a += 1
+    say(a.tolist(), [v.item() for v in torch.linspace(0, 1, 5, device=D)])
+    b = torch.cat([torch.ones(3, dtype=torch.bool, device=D), torch.zeros(2, dtype=torch.bool, device=D)])
+    say(b.tolist(), (~b).tolist(), b.nonzero(as_tuple=True)[0].tolist(), torch.where(b, 1, 0).tolist(), b.cpu().tolist())
+    say(F.one_hot(torch.tensor([0, 2, 1], device=D)).tolist(), torch.bincount(torch.tensor([1, 1, 3], device=D)).tolist())
+    values, indices = torch.sort(torch.tensor([3, 1, 2], device=D))
+    say(values.tolist(), indices.tolist(), torch.topk(torch.tensor([3., 1., 2.], device=D), 2).indices.tolist())
+    lengths = torch.tensor([2, 3], device=D)
+    say((torch.arange(4, device=D)[None] < lengths[:, None]).int().tolist(), (mask.float().mean(1) * 4).tolist())
+    found = torch.full((), 0.0, device=D); found += 1
+    say(found.item(), torch.stack([lengths, lengths * 2]).flatten().tolist(), lengths.view(-1, 1).expand(2, 2).tolist())
+"""
+PROLOGUE = "import sys\nD = sys.argv[1]\ndef say(*values): print('SAY', *values)\n"
+
+
+def said(run: Captured) -> list[str]:
+    return [line for line in run.check().said if line.startswith("SAY")]
+
+
+def test_values_that_can_be_known_equal_those_of_the_cpu(capture: Run) -> None:
+    script = PROLOGUE + textwrap.dedent(KNOWN)
+    on_gpu, on_cpu = capture(script, "cuda"), capture(script, "cpu")
+    assert said(on_gpu) == said(on_cpu)
+    assert len(said(on_gpu)) == 10
+    assert on_gpu.lines("unknown_read") == []
+
+
+def test_an_unknown_value_is_a_stand_in_and_its_line_is_journaled(capture: Run) -> None:
+    script = PROLOGUE + textwrap.dedent(
+        """
+        import torch
+        x = torch.randn(100, 100, device=D)
+        say(x.sum().item())
+        say((x > 0).sum().item())
+        say(tuple(x[x > 0].shape))
+        say(bool(torch.isfinite(x.sum())), bool(torch.isnan(x).any()))
+        """
+    )
+    run = capture(script, "cuda")
+    assert said(run) == ["SAY 1.0", "SAY 0", "SAY (5000,)", "SAY True False"]
+    places = {(line["what"].split(":")[0], line["where"].rpartition(":")[2]) for line in run.lines("unknown_read")}
+    assert places == {("item", "7"), ("item", "8"), ("__getitem__", "9")}
+
+
+def test_a_recycled_block_is_not_taken_for_its_former_value(capture: Run) -> None:
+    script = PROLOGUE + textwrap.dedent(
+        """
+        import torch
+        known = torch.full((64,), 7, device=D)
+        address = known.data_ptr()
+        del known
+        weights = torch.nn.Parameter(torch.ones(128)).to(D).exp()   # the same 512 bytes, now of unknown numbers
+        say(weights.data_ptr() == address or weights.numel() * 4 <= 512, weights.detach().sum().item())
+        """
+    )
+    assert said(capture(script, "cuda")) == ["SAY True 1.0"]
+
+
+def test_the_hosts_random_numbers_do_not_move(capture: Run) -> None:
+    script = PROLOGUE + textwrap.dedent(
+        """
+        import torch
+        torch.manual_seed(0)
+        torch.randint(0, 9, (3,), device=D); torch.randperm(4, device=D)
+        if D == "cpu": torch.manual_seed(0)
+        say(torch.rand(2).tolist())
+        """
+    )
+    assert said(capture(script, "cuda")) == said(capture(script, "cpu"))
+
+
+def test_gradients_are_taken_for_finite_so_that_no_step_is_skipped(capture: Run) -> None:
+    script = PROLOGUE + textwrap.dedent(
+        """
+        import torch
+        model = torch.nn.Linear(64, 64).to(D)
+        optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler(D)
+        for _ in range(2):
+            with torch.autocast(D, dtype=torch.float16):
+                loss = model(torch.randn(8, 64, device=D)).square().mean()
+            scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+        say(len(optimizer.state), scaler.get_scale())
+        """
+    )
+    run = capture(script, "cuda")
+    assert said(run) == ["SAY 2 65536.0"]
+    assert run.lines("unknown_read") == []

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell.capture import command as commands
+from foretell.capture.command import (
+    TorchInstall,
+    find_torch,
+    refuse_launchers,
+    refuse_platform,
+    refuse_torch,
+    resolve,
+)
+from foretell.errors import UnsupportedError, UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: Any) -> Path:
+    """An empty folder to be in, with a torch that passes."""
+    monkeypatch.chdir(tmp_path)
+    cuda = TorchInstall(folder=tmp_path, version="2.15.0", cuda="13.2", is_rocm=False)
+    monkeypatch.setattr(commands, "find_torch", lambda python: cuda)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return tmp_path
+
+
+def fake_torch(site: Path, version_py: str, *libraries: str) -> None:
+    (site / "torch" / "lib").mkdir(parents=True)
+    (site / "torch" / "__init__.py").write_text("raise AssertionError('torch must not be imported')")
+    (site / "torch" / "version.py").write_text(version_py)
+    for library in libraries:
+        (site / "torch" / "lib" / library).touch()
+
+
+def test_a_script_runs_with_this_python(folder: Path) -> None:
+    (folder / "train.py").touch()
+    command = resolve(["train.py", "--batch-size", "64"])
+    assert command.argv == (sys.executable, "train.py", "--batch-size", "64")
+
+
+def test_a_module_runs_with_this_python(folder: Path) -> None:
+    assert resolve(["-m", "package.train", "-x"]).argv == (sys.executable, "-m", "package.train", "-x")
+
+
+def test_a_folder_with_a_main_runs_and_one_without_is_refused(folder: Path) -> None:
+    (folder / "job").mkdir()
+    with pytest.raises(UsageError, match="job is a folder"):
+        resolve(["job"])
+    (folder / "job" / "__main__.py").touch()
+    assert resolve(["job"]).argv == (sys.executable, "job")
+
+
+def test_another_python_is_asked_for_its_own_torch(folder: Path) -> None:
+    command = resolve([sys.executable, "train.py"])
+    assert (command.argv, command.python) == ((sys.executable, "train.py"), sys.executable)
+
+
+def test_a_console_script_belongs_to_the_python_in_its_first_line(folder: Path) -> None:
+    script = folder / "accelerate"
+    script.write_text(f"#!{sys.executable}\n")
+    script.chmod(0o755)
+    assert resolve([str(script), "launch", "x.py"]).python == sys.executable
+
+
+def test_a_command_that_is_not_python_is_not_asked_for_torch(folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(commands, "find_torch", lambda python: None)
+    assert resolve(["sh", "-c", "true"]).python is None
+
+
+def test_a_missing_script_is_named_with_its_nearest_neighbour(folder: Path) -> None:
+    (folder / "train.py").touch()
+    with pytest.raises(UsageError, match=r"no such script: trian\.py.*Did you mean train\.py"):
+        resolve(["trian.py"])
+
+
+def test_a_missing_script_without_neighbours_lists_what_is_there(folder: Path) -> None:
+    (folder / "finetune_everything.py").touch()
+    with pytest.raises(UsageError, match=r"no such script: x\.py\..*has finetune_everything\.py"):
+        resolve(["x.py"])
+
+
+def test_a_text_file_is_neither_script_nor_command(folder: Path) -> None:
+    (folder / "run.sh").write_text("echo")
+    with pytest.raises(UsageError, match=r"chmod \+x"):
+        resolve(["./run.sh"])
+
+
+@pytest.mark.parametrize("words", [[], ["-m"], ["--bogus", "x.py"]])
+def test_nothing_to_run_is_a_mistake_of_usage(folder: Path, words: list[str]) -> None:
+    with pytest.raises(UsageError):
+        resolve(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["torchrun", "--nproc_per_node", "8", "train.py"],
+        ["/opt/bin/torchrun", "train.py"],
+        ["python", "-m", "torch.distributed.run", "train.py"],
+        ["-m", "torch.distributed.launch", "train.py"],
+        ["deepspeed", "train.py"],
+        ["mpirun", "-np", "4", "python", "train.py"],
+        ["accelerate", "launch", "--multi_gpu", "train.py"],
+        ["accelerate", "launch", "--num_processes=4", "train.py"],
+        ["accelerate", "launch", "--num_processes", "2", "train.py"],
+    ],
+)
+def test_launchers_of_several_processes_are_refused(words: list[str]) -> None:
+    with pytest.raises(UnsupportedError, match="not supported yet"):
+        refuse_launchers(words, {})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["train.py"], ["accelerate", "launch", "train.py"], ["accelerate", "launch", "--num_processes", "1", "x.py"]],
+)
+def test_launches_of_one_process_are_not(words: list[str]) -> None:
+    refuse_launchers(words, {"WORLD_SIZE": "1"})
+
+
+def test_a_world_of_several_ranks_in_the_environment_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="WORLD_SIZE=8"):
+        refuse_launchers(["train.py"], {"WORLD_SIZE": "8"})
+
+
+@pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows")])
+def test_other_systems_than_linux_are_refused_by_name(system: str, name: str) -> None:
+    with pytest.raises(UnsupportedError, match=name):
+        refuse_platform(system, "arm64")
+
+
+def test_torch_is_judged_by_its_files_without_importing_it(tmp_path: Path, monkeypatch: Any) -> None:
+    fake_torch(tmp_path, "__version__ = '2.15.0+cu132'\ncuda: Optional[str] = '13.2'\nhip = None", "libtorch_cuda.so")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    torch = find_torch(sys.executable)
+    assert torch == TorchInstall(folder=tmp_path / "torch", version="2.15.0+cu132", cuda="13.2", is_rocm=False)
+    refuse_torch(torch, "python")
+
+
+@pytest.mark.parametrize(
+    ("version_py", "library", "message"),
+    [
+        ("__version__ = '2.15.0+cpu'\ncuda = None", "libtorch_cpu.so", "CPU-only build"),
+        ("__version__ = '2.15.0'\ncuda = '13.2'", "libtorch_cpu.so", "CPU-only build"),
+        ("__version__ = '2.15.0'\ncuda = None\nhip: Optional[str] = '6.4'", "libtorch_hip.so", "ROCm"),
+        ("__version__ = '2.5.1+cu121'\ncuda = '12.1'", "libtorch_cuda.so", "too old"),
+    ],
+)
+def test_builds_of_torch_that_cannot_do_are_refused(
+    tmp_path: Path, monkeypatch: Any, version_py: str, library: str, message: str
+) -> None:
+    fake_torch(tmp_path, version_py, library)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with pytest.raises(UnsupportedError, match=message):
+        refuse_torch(find_torch(sys.executable), sys.executable)
+
+
+def test_no_torch_says_what_to_install() -> None:
+    with pytest.raises(UnsupportedError, match=r"not installed in /opt/python.*pip install torch"):
+        refuse_torch(None, "/opt/python")

@@ -1,0 +1,143 @@
+"""A training script of a few lines on the virtual GPU, as users run it. The zoo (test_zoo.py) has the many kinds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foretell
+from foretell.capture import find_torch
+from foretell.cli import main
+from foretell.errors import ScriptError, UnsupportedError, UsageError
+from foretell.units import MIB
+from foretell.virtual import library_paths
+
+SCRIPT = """
+import json, sys, torch
+batch, steps = int(sys.argv[1]), int(sys.argv[2])
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(steps):
+    model(torch.randn(batch * (1 + step % 2), 1024).cuda()).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save(model.state_dict(), "checkpoint.pt")
+print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]))
+"""
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(autouse=True)
+def needed() -> None:
+    if find_torch(sys.executable) is None:
+        pytest.skip("torch is not installed")
+    try:
+        library_paths()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def foretell_run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "foretell", "run", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
+
+    return foretell_run
+
+
+def test_the_peaks_are_what_torch_says_inside_the_script(run: Run, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "checkpoint.pt").write_text("precious")
+    done = run("--gpu", "rtx-3060", "--steps", "all", "--json", "e.json", "--trace", "t.trace", "train.py", "4096", "4")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "e.json").read_text())
+    allocated, reserved = json.loads(done.stdout.splitlines()[0])
+    assert (document["peak"]["allocated_bytes"], document["peak"]["reserved_bytes"]) == (allocated, reserved)
+    steps = [step["peak_allocated_bytes"] for step in document["steps"]]
+    assert max(steps) == allocated
+    assert steps[1] == steps[3] > steps[2]
+    assert document["phases"] == ["forward", "backward", "optimizer"]
+    assert "FITS" in done.stdout
+    # Nothing of the user's was changed, and the saved trace tells the same.
+    assert (tmp_path / "checkpoint.pt").read_text() == "precious"
+    assert any(path.endswith("checkpoint.pt") for path in document["redirected_writes"])
+    assert main(["report", str(tmp_path / "t.trace"), "--json", "-"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again == document
+
+
+def test_a_card_that_is_too_small_is_exit_code_3_with_the_line(run: Run) -> None:
+    done = run("--gpu", "512MiB,sm86", "--context", "160MiB", "--json", "-", "train.py", "65536", "4")
+    assert done.returncode == 3, done.stderr
+    document = json.loads(done.stdout)
+    assert document["verdict"] == "oom"
+    assert (document["oom"]["step"], document["oom"]["phase"]) == (0, "forward")
+    assert document["oom"]["where"].endswith("train.py:7")
+    assert document["oom"]["message"].startswith("CUDA out of memory. Tried to allocate 256.00 MiB")
+    assert document["oom"]["requested_bytes"] == 256 * MIB
+    assert "OUT OF MEMORY" in done.stderr
+    assert "Traceback" in done.stderr  # the script's own, unshortened
+
+
+def test_what_the_script_wrote_can_be_kept(run: Run, tmp_path: Path) -> None:
+    done = run("--gpu", "a100", "--keep-writes", "kept", "--quiet", "train.py", "8", "2")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "kept").rglob("*.pt")] == ["checkpoint.pt"]
+
+
+def train(width: int, *, steps: int = 3) -> None:
+    import torch
+
+    model = torch.nn.Linear(width, width).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(4, width, device="cuda")).sum().backward()
+        optimizer.step()
+
+
+def test_a_function_is_estimated_in_a_child_process() -> None:
+    estimate = foretell.estimate(train, gpu="rtx-3060", args=(1024,), kwargs={"steps": 2}, context="200MiB")
+    assert (estimate.verdict, len(estimate.steps)) == ("fits", 2)
+    assert estimate.peak.allocated_bytes > 8 * MIB  # weight and gradient
+    assert estimate.peak.context_bytes == 200 * MIB
+
+
+def test_a_lambda_is_estimated_too() -> None:
+    assert foretell.estimate(lambda: train(64), gpu="a100").verdict == "fits"
+
+
+def test_a_function_that_raises_is_a_script_error() -> None:
+    def fails() -> None:
+        raise ValueError("of its own")
+
+    with pytest.raises(ScriptError, match="ValueError: of its own"):
+        foretell.estimate(fails)
+
+
+def test_a_function_that_cannot_travel_is_a_mistake_of_usage() -> None:
+    lock = threading.Lock()
+    with pytest.raises(UsageError, match="picklable"):
+        foretell.estimate(lambda: lock.acquire())
+
+
+def test_a_command_is_a_list_of_words() -> None:
+    with pytest.raises(UsageError, match="list of words"):
+        foretell.estimate("train.py --batch-size 64")
+    with pytest.raises(UsageError, match="for a function"):
+        foretell.estimate(["train.py"], args=(1,))
+
+
+def test_the_doctor_finds_all_that_is_needed(capsys: Any) -> None:
+    assert main(["doctor", "--json"]) == 0
+    findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["self-test"]["state"] == "ok"
+    assert findings["CUDA functions"]["state"] == "ok", findings["CUDA functions"]

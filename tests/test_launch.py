@@ -1,0 +1,199 @@
+"""Scripts without torch: what becomes of the child, however it behaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretell import gpus
+from foretell.capture import CaptureOptions, Command, Progress, launch
+from foretell.errors import UnsupportedError, UsageError
+from foretell.overhead import LIBRARIES
+from foretell.records import CaptureResult
+from foretell.virtual import environment, library_paths
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    try:
+        library_paths()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+def start(code: str, directory: Path, **options: Any) -> CaptureResult:
+    command = Command(argv=(sys.executable, "-c", code), python=sys.executable)
+    return launch(
+        command,
+        gpu=gpus.find("rtx-3060"),
+        context_bytes=160 << 20,
+        is_context_given=False,
+        libraries=LIBRARIES,
+        directory=directory,
+        options=CaptureOptions(**options),
+    )
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("raise ValueError", 1),
+        ("import os; os._exit(7)", 7),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_the_exit_status_is_that_of_the_script(tmp_path: Path, code: str, status: int) -> None:
+    assert start(code, tmp_path).exit_status == status
+
+
+def test_the_output_passes_through_byte_by_byte(tmp_path: Path, capfdbinary: Any) -> None:
+    start("import sys; sys.stdout.buffer.write(bytes(range(256)))", tmp_path)
+    assert capfdbinary.readouterr().out == bytes(range(256))
+
+
+def test_the_output_goes_to_stderr_when_stdout_carries_the_result(tmp_path: Path, capfdbinary: Any) -> None:
+    start("print('hello')", tmp_path, stdout="stderr")
+    assert capfdbinary.readouterr() == (b"", b"hello\n")
+
+
+def test_the_standard_input_is_the_scripts(tmp_path: Path) -> None:
+    code = "import sys; sys.exit(sys.stdin.read() == 'typed')"
+    program = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}; import test_launch, pathlib; "
+    program += f"sys.exit(test_launch.start({code!r}, pathlib.Path({str(tmp_path)!r})).exit_status)"
+    assert subprocess.run([sys.executable, "-c", program], input="typed", text=True).returncode == 1
+
+
+def test_a_script_that_hangs_is_ended_at_its_time_limit(tmp_path: Path) -> None:
+    result = start("import signal; signal.pause()", tmp_path, timeout_seconds=0.5)
+    assert result.is_timed_out
+    assert result.exit_status == -signal.SIGTERM
+
+
+def test_nothing_a_script_started_is_left_running(tmp_path: Path) -> None:
+    """A child that ignores being asked, and one that has left for a session of its own."""
+    code = f"""
+import subprocess, sys
+deaf = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'.'); signal.pause()"
+for i, session in enumerate((False, True)):
+    child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=session, stdout=subprocess.PIPE)
+    child.stdout.read(1)
+    open({str(tmp_path)!r} + f"/pid{{i}}", "w").write(str(child.pid))
+"""
+    assert start(code, tmp_path).exit_status == 0
+    pids = [int((tmp_path / f"pid{i}").read_text()) for i in range(2)]
+    assert [is_alive(pid) for pid in pids] == [False, False]
+
+
+def test_an_interrupt_reaches_the_script_and_then_us(tmp_path: Path) -> None:
+    """As Ctrl-C does: to foretell's process alone, since the child has a session of its own."""
+    code = f"""
+import os, signal
+open({str(tmp_path)!r} + "/pid", "w").write(str(os.getpid()))
+try:
+    os.kill(os.getppid(), signal.SIGINT)
+    signal.pause()
+except KeyboardInterrupt:
+    open({str(tmp_path)!r} + "/interrupted", "w")
+"""
+    with pytest.raises(KeyboardInterrupt):
+        start(code, tmp_path)
+    assert (tmp_path / "interrupted").exists()
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_progress_is_told_from_the_journal(tmp_path: Path, monkeypatch: Any) -> None:
+    module = import_module("foretell.capture.launch")
+    monkeypatch.setattr(module, "_FIRST_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_PROGRESS_SECONDS", 0.01)
+    line = '{"kind": "step", "time_us": 1, "index": 2, "devices": [{"device": 0, "peak_reserved_bytes": 4096}]}\\n'
+    seen: list[Progress] = []
+    code = f"open({str(tmp_path)!r} + '/journal-1.jsonl', 'w').write('{line}'); import sys; sys.stdin.read()"
+    read, write = os.pipe()
+    monkeypatch.setattr(module.subprocess, "Popen", _with_stdin(subprocess.Popen, read))
+
+    def on_progress(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.num_steps:
+            os.close(write)
+            monkeypatch.setattr(module, "_PROGRESS_SECONDS", 3600.0)
+
+    launch(
+        Command(argv=(sys.executable, "-c", code), python=sys.executable),
+        gpu=gpus.find("rtx-3060"),
+        context_bytes=0,
+        is_context_given=False,
+        libraries=LIBRARIES,
+        directory=tmp_path,
+        options=CaptureOptions(timeout_seconds=60),
+        on_progress=on_progress,
+    )
+    os.close(read)
+    assert (seen[-1].num_steps, seen[-1].reserved_bytes) == (3, 4096)
+
+
+def _with_stdin(popen: Any, stdin: int) -> Any:
+    return lambda *args, **kwargs: popen(*args, **{**kwargs, "stdin": stdin})
+
+
+def test_a_program_that_cannot_start_is_a_mistake_of_usage(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF nonsense")
+    program.chmod(0o755)
+    with pytest.raises(UsageError, match="cannot start"):
+        launch(
+            Command(argv=(str(program),), python=None),
+            gpu=gpus.find("rtx-3060"),
+            context_bytes=0,
+            is_context_given=False,
+            libraries=LIBRARIES,
+            directory=tmp_path,
+            options=CaptureOptions(),
+        )
+
+
+def test_the_card_is_described_in_the_environment() -> None:
+    gpu = gpus.find("rtx-3060")
+    base = {"LD_PRELOAD": "/usr/lib/libjemalloc.so"}
+    variables = environment(gpu, context_bytes=7, libraries=LIBRARIES, log_prefix="/x/native", base=base)
+    assert variables["LD_PRELOAD"].endswith(":/usr/lib/libjemalloc.so")
+    assert variables["FORETELL_LOG"] == "/x/native"
+    described = dict(item.split("=") for item in variables["FORETELL_DEVICE"].split(";"))
+    assert described["name"] == "NVIDIA GeForce RTX 3060"
+    assert (described["total"], described["context"], described["major"]) == ("12622168064", "7", "8")
+    assert (described["count"], described["events"], described["sms"]) == ("1", "late", "28")
+
+
+def test_a_library_in_a_folder_with_a_space_is_preloaded_through_a_link(tmp_path: Path, monkeypatch: Any) -> None:
+    module = import_module("foretell.virtual.environment")
+    (tmp_path / "my files").mkdir()
+    paths = module.LibraryPaths(
+        cuda=tmp_path / "my files" / "libcuda.so.1", nvml=tmp_path / "my files" / "libnvidia-ml.so.1"
+    )
+    monkeypatch.setattr(module, "library_paths", lambda: paths)
+    variables = environment(
+        gpus.find("a100"), context_bytes=0, libraries=LIBRARIES, log_prefix=str(tmp_path / "native"), base={}
+    )
+    assert variables["LD_PRELOAD"] == f"{tmp_path}/libcuda.so.1:{tmp_path}/libnvidia-ml.so.1"
+    assert (tmp_path / "libcuda.so.1").readlink() == paths.cuda
+
+
+@pytest.mark.parametrize("options", [{"steps": 0}, {"steps": -1}, {"timeout_seconds": 0.0}])
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        CaptureOptions(**options)

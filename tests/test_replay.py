@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from capture_folder import SEGMENT, CaptureFolder, training_run
+from foretell.replay import ReplayError, levels, step_peaks
+from foretell.trace import AllocatorSettings
+from foretell.units import MIB
+
+DEFAULT = AllocatorSettings()
+
+
+def held(folder: CaptureFolder, settings: AllocatorSettings = DEFAULT) -> list[tuple[int, int]]:
+    memory = folder.trace().memory
+    return [(level.allocated_bytes, level.reserved_bytes) for level in levels(memory, device=0, settings=settings)]
+
+
+def test_blocks_count_rounded_to_512_bytes(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.history(("segment_alloc", SEGMENT, 2 * MIB, 1), ("alloc", SEGMENT, 1, 2), ("alloc", SEGMENT + 512, 513, 3))
+    assert held(folder) == [(0, 2 * MIB), (512, 2 * MIB), (512 + 1024, 2 * MIB)]
+
+
+def test_a_large_block_whose_rest_is_at_most_one_mebibyte_counts_whole(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.history(("segment_alloc", SEGMENT, 20 * MIB, 1), ("alloc", SEGMENT, 19 * MIB, 2))
+    assert held(folder)[-1] == (20 * MIB, 20 * MIB)
+
+
+def test_a_large_block_whose_rest_is_more_is_split(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.history(("segment_alloc", SEGMENT, 20 * MIB, 1), ("alloc", SEGMENT, 19 * MIB - 512, 2))
+    assert held(folder)[-1] == (19 * MIB - 512, 20 * MIB)
+
+
+def test_allocated_falls_when_a_free_is_requested_but_the_block_is_reused_only_when_completed(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.history(
+        ("segment_alloc", SEGMENT, 2 * MIB, 1), ("alloc", SEGMENT, 512, 2), ("free_requested", SEGMENT, 512, 3)
+    )
+    assert held(folder)[-1] == (0, 2 * MIB)
+    folder.history(("alloc", SEGMENT, 512, 4))
+    with pytest.raises(ReplayError, match="no free block"):
+        held(folder)
+
+
+def test_freed_neighbours_are_joined(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.history(
+        ("segment_alloc", SEGMENT, 2 * MIB, 1),
+        ("alloc", SEGMENT, 512, 2),
+        ("alloc", SEGMENT + 512, 512, 3),
+        ("free_requested", SEGMENT, 512, 4),
+        ("free_completed", SEGMENT, 512, 5),
+        ("free_requested", SEGMENT + 512, 512, 6),
+        ("free_completed", SEGMENT + 512, 512, 7),
+        ("segment_free", SEGMENT, 2 * MIB, 8),
+    )
+    assert held(folder)[-1] == (0, 0)
+
+
+def test_segments_that_touch_are_not_joined(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    second = SEGMENT + 2 * MIB
+    folder.history(
+        ("segment_alloc", SEGMENT, 2 * MIB, 1),
+        ("segment_alloc", second, 2 * MIB, 2),
+        ("alloc", SEGMENT, 512, 3),
+        ("free_requested", SEGMENT, 512, 4),
+        ("free_completed", SEGMENT, 512, 5),
+        ("segment_free", second, 2 * MIB, 6),
+    )
+    assert held(folder)[-1] == (0, 2 * MIB)
+
+
+def test_an_expandable_segment_grows_and_shrinks(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.history(
+        ("segment_map", SEGMENT, 2 * MIB, 1),
+        ("segment_map", SEGMENT + 2 * MIB, 2 * MIB, 2),
+        ("alloc", SEGMENT, 3 * MIB, 3),
+        ("free_requested", SEGMENT, 3 * MIB, 4),
+        ("free_completed", SEGMENT, 3 * MIB, 5),
+        ("segment_unmap", SEGMENT + 2 * MIB, 2 * MIB, 6),
+        ("alloc", SEGMENT, 2 * MIB, 7),
+    )
+    levels_held = held(folder, AllocatorSettings(is_expandable=True))
+    assert levels_held[2] == (3 * MIB, 4 * MIB)
+    assert levels_held[-1] == (2 * MIB, 2 * MIB)
+
+
+def test_each_step_has_its_own_peak_and_what_the_one_before_left(tmp_path: Path) -> None:
+    trace = training_run(tmp_path).trace()
+    peaks = step_peaks(trace.memory, trace.steps, device=0, settings=DEFAULT)
+    assert [(p.index, p.peak_allocated_bytes, p.peak_reserved_bytes) for p in peaks] == [
+        (0, 1024 + 4096, 2 * MIB),
+        (1, 1024 + 2048, 2 * MIB),
+    ]
+
+
+def test_the_counters_decide_on_which_side_of_a_step_an_event_at_its_edge_falls(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.history(("segment_alloc", SEGMENT, 2 * MIB, 1), ("alloc", SEGMENT, 512, 2), ("alloc", SEGMENT + 512, 512, 5))
+    # Its time says that the second allocation came after the step; what PyTorch counted says that it came before.
+    folder.step(0, 4, 1024, 2 * MIB, (1024, 2 * MIB))
+    trace = folder.trace()
+    (peak,) = step_peaks(trace.memory, trace.steps, device=0, settings=DEFAULT)
+    assert peak.peak_allocated_bytes == 1024
+
+
+def test_a_history_that_never_reaches_what_was_counted_is_not_used(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.history(("segment_alloc", SEGMENT, 2 * MIB, 1), ("alloc", SEGMENT, 512, 2))
+    folder.step(0, 4, 4096, 2 * MIB, (4096, 2 * MIB))
+    trace = folder.trace()
+    with pytest.raises(ReplayError, match="4096 allocated"):
+        step_peaks(trace.memory, trace.steps, device=0, settings=DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("conf", "size", "rounded"),
+    [
+        ("", 1, 512),
+        ("", 513, 1024),
+        ("roundup_power2_divisions:4", 1200 * 512, 1280 * 512),
+        ("roundup_power2_divisions:[1:1,64:4,>:2]", 9 * MIB, 10 * MIB),
+        ("roundup_power2_divisions:[1:1,64:4,>:2]", 65 * MIB, 96 * MIB),
+        ("max_split_size_mb:64", 9 * MIB + 1, 9 * MIB + 512),
+    ],
+)
+def test_sizes_are_rounded_as_the_allocator_is_told_to(conf: str, size: int, rounded: int) -> None:
+    assert AllocatorSettings.parse(conf).round_size(size) == rounded
+
+
+def test_allocator_settings_are_read_from_pytorchs_own_syntax() -> None:
+    settings = AllocatorSettings.parse("expandable_segments:True,max_split_size_mb:128,backend:native")
+    assert (settings.is_expandable, settings.max_split_bytes, settings.is_native) == (True, 128 * MIB, True)
+    assert not AllocatorSettings.parse("backend:cudaMallocAsync").is_native

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from capture_folder import training_run
+from foretell.records import Estimate, OutOfMemory, StepPeak
+from foretell.report import json as json_report
+from foretell.report import text
+from foretell.units import GIB, MIB
+from foretell.verdict import estimate_of
+
+
+@pytest.fixture
+def fits(tmp_path: Path) -> Estimate:
+    estimate = estimate_of(training_run(tmp_path).trace())
+    peak = replace(
+        estimate.peak,
+        allocated_bytes=4 * GIB,
+        reserved_bytes=5 * GIB,
+        device_low_bytes=5 * GIB,
+        device_high_bytes=7 * GIB,
+    )
+    return replace(estimate, peak=peak, library_names=("cuBLAS",))
+
+
+@pytest.fixture
+def runs_out(fits: Estimate) -> Estimate:
+    message = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has [1] free. See documentation for Memory Management"
+    )
+    oom = OutOfMemory(step=1, phase="backward", requested_bytes=2 * GIB, message=message, where="/job/train.py:57")
+    return replace(fits, verdict="oom", oom=oom)
+
+
+def shown(estimate: Estimate, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    text.render(estimate, console)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_table_keeps_to_the_width_of_the_terminal(fits: Estimate, runs_out: Estimate, width: int) -> None:
+    for estimate in (fits, runs_out):
+        assert max(map(len, shown(estimate, width).splitlines())) <= width
+
+
+def test_the_table_says_what_is_needed_and_what_is_spare(fits: Estimate) -> None:
+    output = shown(fits)
+    assert "FITS" in output
+    assert "needs 5.16 GiB of 11.76 GiB, 6.60 GiB to spare" in output
+    assert "5.00 GiB to 7.00 GiB" in output
+    assert "2.15.0+cu132, CUDA 13.2" in output
+
+
+def test_steps_are_listed_when_they_differ_and_not_when_they_do_not(fits: Estimate) -> None:
+    assert "3.0 KiB" in shown(fits)
+    same = tuple(StepPeak(index=i, peak_allocated_bytes=5, peak_reserved_bytes=9) for i in range(3))
+    assert "5 B" not in shown(replace(fits, steps=same))
+
+
+def test_of_many_steps_the_first_the_peak_and_the_last_are_listed(fits: Estimate) -> None:
+    steps = tuple(StepPeak(index=i, peak_allocated_bytes=i * MIB, peak_reserved_bytes=MIB) for i in range(100))
+    lines = [line.split() for line in shown(replace(fits, steps=steps, peak_step=50)).splitlines()]
+    listed = [line[0] for line in lines if line and (line[0].isdigit() or line[0] == "...")]
+    assert listed == ["0", "1", "2", "...", "50", "...", "98", "99"]
+
+
+def test_an_oom_is_told_in_pytorchs_words_with_step_phase_and_line(runs_out: Estimate) -> None:
+    output = shown(runs_out)
+    assert "OUT OF MEMORY" in output
+    assert "in step 1, backward, at" in output
+    assert "train.py:57" in output
+    assert "Tried to allocate 2.00 GiB. GPU 0 has [1]" in output
+
+
+def test_redirected_files_and_caveats_are_told(fits: Estimate) -> None:
+    output = shown(replace(fits, redirected_writes=("a", "b"), caveats=("mind [this]",), not_sent=("wandb",)))
+    assert "2 files the script wrote went to a scratch folder; nothing of yours" in output
+    assert "! mind [this]" in output
+    assert "wandb: nothing was sent" in output
+
+
+def test_the_json_has_the_keys_of_its_schema(fits: Estimate) -> None:
+    document = json.loads(json_report.render(fits))
+    assert (document["schema"], document["engine"], document["verdict"]) == ("foretell.estimate/1", "virtual", "fits")
+    assert (document["gpu"]["name"], document["gpu"]["total_bytes"]) == ("rtx-3060", 12622168064)
+    assert (document["torch"], document["oom"], document["caveats"]) == ("2.15.0+cu132", None, [])
+    assert document["peak"] == {
+        "allocated_bytes": 4 * GIB,
+        "reserved_bytes": 5 * GIB,
+        "library_bytes": 0,
+        "context_bytes": 160 * MIB,
+        "device_bytes": 5 * GIB + 160 * MIB,
+        "device_low_bytes": 5 * GIB,
+        "device_high_bytes": 7 * GIB,
+    }
+    assert document["steps"][0] == {"index": 0, "peak_allocated_bytes": 5120, "peak_reserved_bytes": 2 * MIB}
+    assert {"total", "script"} <= document["seconds"].keys()
+
+
+def test_the_json_of_an_oom_says_where(runs_out: Estimate) -> None:
+    oom = json.loads(json_report.render(runs_out))["oom"]
+    assert (oom["step"], oom["phase"], oom["requested_bytes"], oom["where"]) == (
+        1,
+        "backward",
+        2 * GIB,
+        "/job/train.py:57",
+    )

@@ -1,0 +1,50 @@
+"""Every CUDA function that the installed torch imports is answered: by the virtual GPU, or by name as not implemented."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from foretell.virtual import symbols
+from foretell.virtual.environment import library_paths
+
+NATIVE = Path(symbols.__file__).parent / "native"
+_, OFFERED = symbols.dynamic_symbols(library_paths().cuda)
+OFFERED = {name.split("@")[0] for name in OFFERED}
+
+
+def installed_libraries() -> list[Path]:
+    folders = []
+    for package, folder in (("torch", "lib"), ("torchvision", ".")):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.submodule_search_locations:
+            folders.append(Path(spec.submodule_search_locations[0]) / folder)
+    return [path for folder in folders for path in folder.glob("*.so")]
+
+
+def test_every_function_torch_imports_is_offered() -> None:
+    libraries = installed_libraries()
+    if not any(path.name == "libtorch_cuda.so" for path in libraries):
+        pytest.skip("this torch has no CUDA")
+    assert symbols.cuda_imports(libraries) - OFFERED == set()
+
+
+def test_no_function_is_both_implemented_and_listed_as_missing() -> None:
+    listed = re.findall(r"F\((\w+), \w+\)", (NATIVE / "unimplemented.inc").read_text().partition("*/")[2])
+    assert len(listed) == len(set(listed))
+    implemented = {
+        name
+        for path in NATIVE.glob("*.c")
+        if path.name != "unimplemented.c"
+        for name in re.findall(r"EXPORT \w[\w *]*?\b(\w+)\(", path.read_text())
+    }
+    assert implemented & set(listed) == set()
+
+
+def test_a_function_whose_signature_differs_has_a_version_for_cuda_12_and_for_cuda_13() -> None:
+    text = library_paths().cuda.read_bytes()
+    for version in (b"libcudart.so.12", b"libcudart.so.13"):
+        assert version in text

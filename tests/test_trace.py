@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import zipfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capture_folder import SEGMENT, CaptureFolder, training_run
+from foretell.errors import TraceError
+from foretell.trace import SCHEMA, Trace, load, save
+from foretell.units import MIB
+
+
+def equal(one: Trace, other: Trace) -> bool:
+    return all(getattr(one, f.name) == getattr(other, f.name) for f in fields(Trace))
+
+
+def test_a_saved_trace_is_read_back_equal(tmp_path: Path) -> None:
+    folder = training_run(tmp_path)
+    folder.native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 2 * MIB, time_us=1)
+    folder.native(3, "kernel", 8, 1, 1, 256, 1024, 0, time_us=2)
+    folder.native(4, "cublasGemmEx", 4096, 1, 2, 3, 4, 0, time_us=3)
+    folder.journal(
+        "oom", 11, step=1, phase="backward", requested_bytes=7, message="CUDA out of memory.", where="t.py:3"
+    )
+    folder.journal("exception", 12, type="ValueError", message="no", where=None, is_oom=False)
+    folder.journal("unknown_read", 13, bytes=4, where="t.py:9", what="aten::item", count=2)
+    trace = folder.trace()
+    save(trace, tmp_path / "x.trace")
+    assert equal(load(tmp_path / "x.trace"), trace)
+    assert len(trace.memory.time_us) == 8
+    assert (trace.kernels.shared_bytes[0], trace.library.workspace_bytes[0], trace.driver.in_use[0]) == (
+        1024,
+        4096,
+        2 * MIB,
+    )
+
+
+def test_windows_of_the_history_are_joined_with_their_own_stacks(tmp_path: Path) -> None:
+    trace = training_run(tmp_path).trace()
+    assert list(trace.memory.stack) == [0] * 5 + [1] * 3
+    assert [trace.frames[frame] for stack in trace.stacks for frame in stack] == [("train.py", 7, "main")] * 2
+
+
+def test_of_several_processes_the_one_that_held_the_most_is_taken(tmp_path: Path) -> None:
+    CaptureFolder(tmp_path, pid=100).torch().end(0, 2 * MIB, (512, 2 * MIB))
+    CaptureFolder(tmp_path, pid=200).torch().end(0, 8 * MIB, (512, 8 * MIB))
+    trace = CaptureFolder(tmp_path).trace()
+    assert (trace.pid, trace.num_gpu_processes) == (200, 2)
+
+
+def test_half_a_line_and_half_a_record_of_a_killed_process_are_left_out(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch().step(0, 1, 0, 2 * MIB, (512, 2 * MIB))
+    folder.native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 2 * MIB)
+    with (tmp_path / "journal-100.jsonl").open("a") as file:
+        file.write('{"kind": "step", "ti')
+    with (tmp_path / "native-100.bin").open("ab") as binary:
+        binary.write(b"half")
+    trace = folder.trace()
+    assert (len(trace.steps), len(trace.driver.time_us), trace.is_ended) == (1, 1, False)
+
+
+def test_unimplemented_functions_of_the_native_log_and_the_journal_count_once(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch().native(5, "cufftExecC2C").native(5, "cusolverDnSgetrf")
+    folder.journal("unimplemented", name="cufftExecC2C", where="t.py:4")
+    named = {function.what: function.where for function in folder.trace().unimplemented}
+    assert named == {"cufftExecC2C": "t.py:4", "cusolverDnSgetrf": None}
+
+
+def test_the_size_of_an_oom_without_one_is_read_from_pytorchs_words(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.journal("oom", step=0, phase="forward", message="CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")
+    assert folder.trace().ooms[0].oom.requested_bytes == 2684354560
+
+
+def test_what_is_not_a_zip_is_not_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "x.trace").write_text("hello")
+    with pytest.raises(TraceError, match="not a trace"):
+        load(tmp_path / "x.trace")
+
+
+def test_a_foreign_zip_is_not_a_trace(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.trace", "w") as archive:
+        archive.writestr("data.pkl", b"")
+    with pytest.raises(TraceError, match="not a trace of foretell"):
+        load(tmp_path / "x.trace")
+
+
+def test_a_newer_format_says_to_update(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.trace", "w") as archive:
+        archive.writestr("trace.json", '{"schema": "foretell.trace/2"}')
+    with pytest.raises(TraceError, match=rf"foretell.trace/2.*{SCHEMA}.*Update foretell"):
+        load(tmp_path / "x.trace")
+
+
+def test_a_missing_trace_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"no such trace.*x\.trace"):
+        load(tmp_path / "x.trace")
+
+
+def test_a_trace_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.trace"
+    save(training_run(tmp_path).trace(), path)
+    whole = path.read_bytes()
+    for size in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(TraceError):
+            load(path)
+
+
+def test_a_trace_with_a_changed_byte_is_refused_or_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "x.trace"
+    trace = training_run(tmp_path).trace()
+    save(trace, path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 200)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        with contextlib.suppress(TraceError):
+            assert equal(load(path), trace), f"byte {at}"
+
+
+def test_a_trace_that_lacks_a_column_is_damaged(tmp_path: Path) -> None:
+    save(training_run(tmp_path).trace(), tmp_path / "x.trace")
+    with zipfile.ZipFile(tmp_path / "x.trace") as old, zipfile.ZipFile(tmp_path / "y.trace", "w") as new:
+        for name in old.namelist():
+            if name != "memory/size":
+                new.writestr(name, old.read(name))
+    with pytest.raises(TraceError, match=r"damaged.*memory/size"):
+        load(tmp_path / "y.trace")
+
+
+def test_a_full_disk_leaves_the_old_trace_and_nothing_half_written(tmp_path: Path, monkeypatch: Any) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "x.trace").write_text("old")
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(TraceError, match="no room on the disk"):
+        save(training_run(tmp_path).trace(), target / "x.trace")
+    assert [path.name for path in target.iterdir()] == ["x.trace"]
+    assert (target / "x.trace").read_text() == "old"
+
+
+def test_unknown_reads_of_the_native_log_count_only_where_no_journal_judges_them(tmp_path: Path) -> None:
+    folder = (
+        CaptureFolder(tmp_path).native(1, "cudaMalloc", SEGMENT, MIB, 0, MIB).native(6, "cudaMemcpyAsync", 4, SEGMENT)
+    )
+    assert [read.count for read in folder.trace().unknown_reads] == [1]
+    assert folder.torch().trace().unknown_reads == ()

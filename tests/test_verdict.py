@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capture_folder import SEGMENT, CaptureFolder, device, training_run
+from foretell import gpus
+from foretell.errors import ScriptError, UnsupportedError
+from foretell.overhead import overhead
+from foretell.records import LibraryBytes
+from foretell.units import MIB
+from foretell.verdict import estimate_of
+
+LIBRARIES = LibraryBytes(cublas=18 * MIB, cudnn=263 * MIB, nccl=64 * MIB)
+
+
+def oom(folder: CaptureFolder, time_us: int) -> CaptureFolder:
+    return folder.journal(
+        "oom", time_us, step=1, phase="backward", requested_bytes=4096, message="CUDA out of memory.", where="t.py:3"
+    )
+
+
+def uncaught_oom(folder: CaptureFolder) -> CaptureFolder:
+    message = "CUDA out of memory. Tried to allocate 4.00 KiB. GPU 0 has"
+    return folder.journal("exception", 12, type="torch.OutOfMemoryError", message=message, where="t.py:3", is_oom=True)
+
+
+def test_a_run_that_ended_well_fits_with_pytorchs_own_peaks(tmp_path: Path) -> None:
+    estimate = estimate_of(training_run(tmp_path).trace())
+    assert (estimate.verdict, estimate.oom, estimate.peak_step) == ("fits", None, 0)
+    assert (estimate.peak.allocated_bytes, estimate.peak.reserved_bytes) == (5120, 2 * MIB)
+    assert [step.peak_allocated_bytes for step in estimate.steps] == [5120, 3072]
+    assert estimate.peak.device_bytes == 2 * MIB + 160 * MIB
+    assert (estimate.torch_version, estimate.cuda_version) == ("2.15.0+cu132", "13.2")
+
+
+def test_without_a_whole_history_the_peaks_of_steps_are_those_since_the_beginning(tmp_path: Path) -> None:
+    folder = training_run(tmp_path)
+    (tmp_path / "history-100-0.marshal").unlink()
+    estimate = estimate_of(folder.trace())
+    assert [step.peak_allocated_bytes for step in estimate.steps] == [5120, 5120]
+    assert any("since the beginning" in caveat for caveat in estimate.caveats)
+
+
+def test_a_peak_after_the_last_step_is_in_no_step(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch().step(0, 6, 0, 0, (0, 0)).end(0, 2 * MIB, (512, 2 * MIB))
+    assert estimate_of(folder.trace()).peak_step is None
+
+
+def test_an_uncaught_oom_is_the_verdict_in_pytorchs_own_words(tmp_path: Path) -> None:
+    estimate = estimate_of(uncaught_oom(oom(training_run(tmp_path), 11)).trace(exit_status=1))
+    assert estimate.verdict == "oom"
+    assert estimate.oom is not None
+    assert (estimate.oom.step, estimate.oom.phase, estimate.oom.where) == (1, "backward", "t.py:3")
+    assert estimate.oom.requested_bytes == 4096
+    assert estimate.oom.message.startswith("CUDA out of memory. Tried to allocate")
+
+
+def test_an_oom_caught_and_followed_by_a_step_is_a_caveat(tmp_path: Path) -> None:
+    estimate = estimate_of(oom(training_run(tmp_path), 7).trace())
+    assert estimate.verdict == "fits"
+    assert any("ran out of memory once (step 1, backward) and went on" in caveat for caveat in estimate.caveats)
+
+
+def test_an_oom_caught_and_followed_by_no_step_is_the_verdict(tmp_path: Path) -> None:
+    assert estimate_of(oom(training_run(tmp_path), 11).trace()).verdict == "oom"
+    assert estimate_of(oom(training_run(tmp_path), 11).trace(exit_status=1)).verdict == "oom"
+
+
+def test_an_oom_caught_by_a_script_that_never_steps_is_a_caveat_when_it_ended_well(tmp_path: Path) -> None:
+    folder = oom(CaptureFolder(tmp_path).torch(), 5).end(0, 2 * MIB, (512, 2 * MIB))
+    assert estimate_of(folder.trace()).verdict == "fits"
+    assert estimate_of(folder.trace(exit_status=1)).verdict == "oom"
+
+
+def test_a_script_that_raised_gives_no_number(tmp_path: Path) -> None:
+    folder = training_run(tmp_path).journal(
+        "exception", 11, type="ValueError", message="bad\nvalue", where="t.py:3", is_oom=False
+    )
+    with pytest.raises(ScriptError, match=r"failed by itself at t\.py:3: ValueError: bad$"):
+        estimate_of(folder.trace(exit_status=1))
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(3, "exit code 3"), (-9, "SIGKILL.*run out of RAM"), (-11, "SIGSEGV"), (-77, "signal 77")]
+)
+def test_a_script_that_exits_or_is_killed_is_told_by_code_or_signal(tmp_path: Path, status: int, message: str) -> None:
+    with pytest.raises(ScriptError, match=message):
+        estimate_of(training_run(tmp_path).trace(exit_status=status))
+
+
+def test_a_script_that_did_not_end_in_time_gives_no_number(tmp_path: Path) -> None:
+    with pytest.raises(ScriptError, match=r"--timeout.*2 training steps"):
+        estimate_of(training_run(tmp_path).trace(is_timed_out=True, exit_status=-15))
+
+
+@pytest.mark.parametrize(("lines", "hint"), [((), "No Python process"), (("process",), "not even import torch")])
+def test_a_script_that_never_used_the_gpu_is_no_estimate_of_zero(tmp_path: Path, lines: Any, hint: str) -> None:
+    folder = CaptureFolder(tmp_path)
+    for kind in lines:
+        folder.journal(kind)
+    with pytest.raises(UnsupportedError, match=f"never used the GPU.*{hint}"):
+        estimate_of(folder.trace())
+
+
+def test_what_the_child_refused_is_said_with_its_hint(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).journal("unsupported", what="two ranks", hint="Run one")
+    with pytest.raises(UnsupportedError, match=r"^two ranks\. Run one\.$"):
+        estimate_of(folder.trace(exit_status=2))
+
+
+def test_a_failure_on_a_function_that_is_not_there_names_it(tmp_path: Path) -> None:
+    folder = training_run(tmp_path).native(5, "cufftExecC2C")
+    with pytest.raises(UnsupportedError, match="cufftExecC2C"):
+        estimate_of(folder.trace(exit_status=1))
+
+
+def test_a_function_that_is_not_there_is_a_caveat_when_the_script_went_on(tmp_path: Path) -> None:
+    estimate = estimate_of(training_run(tmp_path).native(5, "cufftExecC2C").trace())
+    assert any("cufftExecC2C" in caveat for caveat in estimate.caveats)
+
+
+def test_values_that_were_read_but_not_known_are_counted(tmp_path: Path) -> None:
+    folder = training_run(tmp_path).journal("unknown_read", bytes=4, where="t.py:9", what="item", count=3)
+    (caveat,) = estimate_of(folder.trace()).caveats
+    assert caveat.startswith("3 values were read")
+    assert "t.py:9" in caveat
+
+
+def test_bytes_taken_from_the_driver_by_others_than_pytorch_are_library_bytes(tmp_path: Path) -> None:
+    folder = training_run(tmp_path).native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 10 * MIB)
+    folder.native(4, "cublasGemmEx", 0)
+    estimate = estimate_of(folder.trace())
+    assert estimate.peak.library_bytes == 8 * MIB + 18 * MIB
+    assert estimate.library_names == ("cuBLAS",)
+
+
+def test_several_processes_and_devices_are_caveats(tmp_path: Path) -> None:
+    folder = training_run(tmp_path)
+    CaptureFolder(tmp_path, pid=200).torch().end(0, 0, (0, 0))
+    devices = [device(0, MIB, (512, MIB)), {**device(0, 3 * MIB, (512, 3 * MIB)), "device": 1}]
+    folder.journal("end", devices=devices)
+    estimate = estimate_of(folder.trace())
+    assert estimate.peak.reserved_bytes == 3 * MIB
+    assert sum("processes used the GPU" in c or "devices were used" in c for c in estimate.caveats) == 2
+
+
+def test_a_card_that_the_upper_end_of_the_interval_exceeds_is_a_caveat(tmp_path: Path) -> None:
+    total = 12622168064
+    folder = CaptureFolder(tmp_path).torch().end(0, total - 400 * MIB, (512, total - 400 * MIB))
+    assert any("close to the limit" in caveat for caveat in estimate_of(folder.trace()).caveats)
+
+
+@pytest.mark.parametrize(("name", "measured_mib"), [("a100-40gb", 1429), ("v100-16gb", 1343)])
+def test_the_interval_of_a_guessed_context_holds_what_was_measured(name: str, measured_mib: int) -> None:
+    beside = overhead(
+        context_bytes=gpus.find(name).context_bytes,
+        is_context_given=False,
+        libraries=LIBRARIES,
+        functions=[],
+        other_bytes=0,
+    )
+    assert beside.low_bytes <= measured_mib * MIB <= beside.high_bytes
+
+
+def test_a_given_context_leaves_only_the_libraries_uncertain() -> None:
+    beside = overhead(
+        context_bytes=430 * MIB,
+        is_context_given=True,
+        libraries=LIBRARIES,
+        functions=["cudnnBackendExecute", "cublasLtMatmul"],
+        other_bytes=5 * MIB,
+    )
+    assert beside.library_bytes == (18 + 263 + 5) * MIB
+    assert (beside.low_bytes, beside.high_bytes) == (
+        (430 + 5) * MIB + 281 * MIB // 2,
+        (430 + 5) * MIB + 281 * MIB * 3 // 2,
+    )
