@@ -34,7 +34,7 @@ def test_example_knows_nothing_of_foretell(example: str) -> None:
 
 def test_gradient_checkpointing_saves_memory(run_foretell: RunForetell) -> None:
     def allocated(*flags: str) -> int:
-        arguments = ["--size", "small", "--batch-size", "4", "--seq-len", "512", "--steps", "2", *flags]
+        arguments = ["--size", "tiny", "--batch-size", "64", "--seq-len", "1024", "--steps", "2", *flags]
         run = run_foretell(ROOT / "examples" / "train_gpt2.py", *arguments)
         assert run.code == 0, run.tail()
         return run.peak["allocated_bytes"]

@@ -1,8 +1,8 @@
-"""Every workload of tests/zoo through `foretell run`, against PyTorch's own counters and against a real run on the CPU.
+"""Every workload of tests/zoo through `foretell run`, against PyTorch's own counters and a real run on the CPU.
 
-Two independent checks. The peaks in the JSON must be, to the byte, what `torch.cuda.max_memory_*` says inside the script.
-And the workload must go the same way on the virtual GPU as where its numbers are really computed: the same operators from
-the same lines, with the same shapes and dtypes, as often (tests/zoo/recorder.py).
+Two independent checks. The peaks in the JSON must be, to the byte, what `torch.cuda.max_memory_*` says inside the
+script. And the workload must go the same way on the virtual GPU as where its numbers are really computed: the same
+operators from the same lines, with the same shapes and dtypes, as often (tests/zoo/recorder.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ MIB = 1 << 20
 def workload(name: str) -> pytest.ParameterSet:
     """The tests of one workload share its run, so they belong on one worker of pytest-xdist."""
     missing = name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None
-    marks = [pytest.mark.xdist_group(name), pytest.mark.skipif(missing, reason=f"{NEEDS.get(name)} is not in this stack")]
+    marks = [
+        pytest.mark.xdist_group(name),
+        pytest.mark.skipif(missing, reason=f"{NEEDS.get(name)} is not in this stack"),
+    ]
     return pytest.param(name, marks=marks)
 
 
@@ -74,7 +77,9 @@ def test_workload_goes_the_way_it_goes_on_the_cpu(
     on_gpu, on_cpu = the_record(recorded_run.stdout), cpu_reference.record(name)
     assert len(on_cpu.splitlines()) > 20, "a record this short says nothing"
     if on_gpu != on_cpu:
-        lines = difflib.unified_diff(on_cpu.splitlines(), on_gpu.splitlines(), "on the CPU", "on the virtual GPU", n=2, lineterm="")
+        lines = difflib.unified_diff(
+            on_cpu.splitlines(), on_gpu.splitlines(), "on the CPU", "on the virtual GPU", n=2, lineterm=""
+        )
         pytest.fail("\n".join([*list(lines)[:60], recorded_run.tail()]), pytrace=False)
 
 
@@ -106,4 +111,7 @@ def test_out_of_memory_comes_where_the_capacity_says(name: str, run_foretell: Ru
     assert too_small.result["verdict"] == "oom"
     assert too_small.result["oom"]["requested_bytes"] > 0
     assert "CUDA out of memory" in too_small.result["oom"]["message"]
-    assert too_small.result["oom"]["where"].startswith(str(ZOO / f"{name}.py")) or "zoo" in too_small.result["oom"]["where"]
+    assert (
+        too_small.result["oom"]["where"].startswith(str(ZOO / f"{name}.py"))
+        or "zoo" in too_small.result["oom"]["where"]
+    )

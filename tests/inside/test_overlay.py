@@ -157,6 +157,13 @@ assert raised(lambda: shutil.rmtree("missing")) == "FileNotFoundError"
     )
 
 
+def test_a_function_kept_as_a_class_attribute_does_not_become_a_method(project: Path) -> None:
+    run(
+        project,
+        "class Files: open = open; stat = os.stat\nassert Files().open('log.txt').read() and Files().stat('old')",
+    )
+
+
 def test_a_new_folder_can_be_worked_in(project: Path) -> None:
     run(
         project,

@@ -12,7 +12,9 @@ class Trainer:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.device = setup_device(arguments.device)
         self.arguments = arguments
-        self.model = nn.Sequential(nn.Linear(64, arguments.width), nn.ReLU(), nn.Linear(arguments.width, 4)).to(self.device)
+        self.model = nn.Sequential(nn.Linear(64, arguments.width), nn.ReLU(), nn.Linear(arguments.width, 4)).to(
+            self.device
+        )
         self.optimizer = getattr(torch.optim, arguments.optimizer)(self.model.parameters(), lr=arguments.lr)
 
     def fit(self) -> None:

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from common import setup, report
+from common import report, setup
 from torch import nn
 
 
@@ -14,7 +14,12 @@ def build(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer, torch
     return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler, device: torch.device) -> None:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    device: torch.device,
+) -> None:
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.randn(16, 64).to(device)).square().mean().backward()
@@ -28,7 +33,15 @@ def main() -> None:
     train(model, optimizer, schedule, device)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.pt"
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "step": 2}, path)
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "schedule": schedule.state_dict(),
+                "step": 2,
+            },
+            path,
+        )
         saved = torch.load(path, map_location=device, weights_only=True)
     model, optimizer, schedule = build(device)
     model.load_state_dict(saved["model"])

@@ -8,7 +8,9 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 def main() -> None:
     device = setup(__doc__)
-    blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 256)) for _ in range(4)).to(device)
+    blocks = nn.ModuleList(
+        nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Dropout(0.1), nn.Linear(1024, 256)) for _ in range(4)
+    ).to(device)
     tail = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4))).to(device)
     optimizer = torch.optim.AdamW([*blocks.parameters(), *tail.parameters()], lr=1e-3)
     for _ in range(STEPS):

@@ -13,7 +13,13 @@ class InvertedResidual(nn.Module):
         self.depthwise = nn.Sequential(
             nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden, bias=False), nn.BatchNorm2d(hidden), nn.SiLU()
         )
-        self.excite = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(hidden, channels, 1), nn.SiLU(), nn.Conv2d(channels, hidden, 1), nn.Sigmoid())
+        self.excite = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(hidden, channels, 1),
+            nn.SiLU(),
+            nn.Conv2d(channels, hidden, 1),
+            nn.Sigmoid(),
+        )
         self.project = nn.Sequential(nn.Conv2d(hidden, channels, 1, bias=False), nn.BatchNorm2d(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +30,12 @@ class InvertedResidual(nn.Module):
 def main() -> None:
     device = setup(__doc__)
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, 2, 1), InvertedResidual(16), InvertedResidual(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+        nn.Conv2d(3, 16, 3, 2, 1),
+        InvertedResidual(16),
+        InvertedResidual(16),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
     ).to(device)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, momentum=0.9)
     for images, labels in image_batches(device):

@@ -1,7 +1,8 @@
-"""What every workload of the zoo shares: the command line, the seed, the line at its end, and the recorder's switch.
+"""What every workload of the zoo shares: the command line, the seed, the line at its end, the recorder's switch.
 
-A workload is a complete training script, `python tests/zoo/NAME.py [--device cpu|cuda]`, that knows nothing of foretell.
-It takes a few steps of a tiny model, and no branch in it depends on the value of a float, because on the virtual GPU kernels compute nothing.
+A workload is a complete training script, `python tests/zoo/NAME.py [--device cpu|cuda]`, that knows nothing of
+foretell. It takes a few steps of a tiny model, and no branch in it depends on the value of a float, because on the
+virtual GPU kernels compute nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def token_batches(
 def train_mlp(make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> None:
     """The same small network for every optimizer: what differs is the optimizer's own memory."""
     device = setup()
-    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)).to(device)
+    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)).to(
+        device
+    )
     optimizer = make_optimizer(model.parameters())
     for _ in range(STEPS):
         inputs, labels = torch.randn(64, 256).to(device), torch.randint(10, (64,)).to(device)

@@ -17,8 +17,17 @@ class Pictures(Dataset):
 
 def main() -> None:
     device = setup(__doc__)
-    loader = DataLoader(Pictures(), batch_size=16, shuffle=True, num_workers=2, pin_memory=device.type == "cuda", persistent_workers=True)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)).to(device)
+    loader = DataLoader(
+        Pictures(),
+        batch_size=16,
+        shuffle=True,
+        num_workers=2,
+        pin_memory=device.type == "cuda",
+        persistent_workers=True,
+    )
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         for images, labels in loader:

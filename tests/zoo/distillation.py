@@ -7,7 +7,15 @@ from torch.nn import functional as F
 
 
 def network(width: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, width, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, 2, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, 10),
+    )
 
 
 def main() -> None:
@@ -19,7 +27,9 @@ def main() -> None:
             wanted = teacher(images)
         logits = student(images)
         hard = F.cross_entropy(logits, labels)
-        soft = F.kl_div(F.log_softmax(logits / 2, dim=1), F.log_softmax(wanted / 2, dim=1), reduction="batchmean", log_target=True)
+        soft = F.kl_div(
+            F.log_softmax(logits / 2, dim=1), F.log_softmax(wanted / 2, dim=1), reduction="batchmean", log_target=True
+        )
         optimizer.zero_grad()
         (hard + 4 * soft).backward()
         optimizer.step()

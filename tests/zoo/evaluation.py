@@ -19,7 +19,15 @@ def main() -> None:
     device = setup(__doc__)
     data = TensorDataset(torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))
     train, validation = DataLoader(data, batch_size=16, shuffle=True), DataLoader(data, batch_size=64)
-    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout2d(0.1), nn.AdaptiveMaxPool2d(4), nn.Flatten(), nn.Linear(512, 10)).to(device)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Dropout2d(0.1),
+        nn.AdaptiveMaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    ).to(device)
     optimizer = torch.optim.Adam(model.parameters())
     for epoch in range(2):
         model.train()

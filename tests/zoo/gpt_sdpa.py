@@ -26,7 +26,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, vocabulary: int = 128, width: int = 64, heads: int = 4, depth: int = 2, context: int = 64) -> None:
+    def __init__(
+        self, vocabulary: int = 128, width: int = 64, heads: int = 4, depth: int = 2, context: int = 64
+    ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
@@ -46,7 +48,9 @@ def main() -> None:
     model = GPT().to(device)
     decay = [p for p in model.parameters() if p.dim() >= 2]
     no_decay = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": no_decay, "weight_decay": 0.0}], lr=3e-4)
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": no_decay, "weight_decay": 0.0}], lr=3e-4
+    )
     for tokens, targets in token_batches(device):
         logits = model(tokens)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -21,7 +21,11 @@ def main() -> None:
     device = setup(__doc__)
     layers, head = nn.ModuleList(Layer(32) for _ in range(3)).to(device), nn.Linear(32, 3).to(device)
     optimizer = torch.optim.Adam([*layers.parameters(), *head.parameters()], lr=1e-2)
-    x, edges, labels = torch.randn(100, 32).to(device), torch.randint(100, (2, 400)).to(device), torch.randint(3, (100,)).to(device)
+    x, edges, labels = (
+        torch.randn(100, 32).to(device),
+        torch.randint(100, (2, 400)).to(device),
+        torch.randint(3, (100,)).to(device),
+    )
     edges = edges[:, edges[0] != edges[1]]  # no loops: a boolean mask decides the shape
     for _ in range(STEPS):
         hidden = x

@@ -8,8 +8,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 def main() -> None:
     device = setup(__doc__)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2,
-        max_position_embeddings=64, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
     )
     model = LlamaForCausalLM(config).to(device)
     model.train()

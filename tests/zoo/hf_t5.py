@@ -8,7 +8,14 @@ from transformers import T5Config, T5ForConditionalGeneration
 def main() -> None:
     device = setup(__doc__)
     config = T5Config(
-        vocab_size=256, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0, pad_token_id=0
+        vocab_size=256,
+        d_model=64,
+        d_kv=16,
+        d_ff=128,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        pad_token_id=0,
     )
     model = T5ForConditionalGeneration(config).to(device)
     model.train()

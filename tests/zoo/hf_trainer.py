@@ -24,12 +24,32 @@ class Sentences(Dataset):
 
 def main() -> None:
     device = setup(__doc__)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2, activation_function="gelu", bos_token_id=0, eos_token_id=0))
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=128,
+            n_positions=32,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            activation_function="gelu",
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=3, bf16=True, logging_steps=1,
-            eval_strategy="epoch", save_strategy="no", report_to="none", use_cpu=device.type == "cpu", disable_tqdm=True,
-        )  # fmt: skip
+            output_dir=folder,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            max_steps=3,
+            bf16=True,
+            logging_steps=1,
+            eval_strategy="epoch",
+            save_strategy="no",
+            report_to="none",
+            use_cpu=device.type == "cpu",
+            disable_tqdm=True,
+        )
         Trainer(model=model, args=arguments, train_dataset=Sentences(24), eval_dataset=Sentences(8)).train()
     report()
 

@@ -31,9 +31,16 @@ def main() -> None:
     data = TensorDataset(torch.randn(48, 64), torch.randint(4, (48,)))
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
-            accelerator="cpu" if device.type == "cpu" else "gpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, num_sanity_val_steps=0,
-        )  # fmt: skip
+            accelerator="cpu" if device.type == "cpu" else "gpu",
+            devices=1,
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+            num_sanity_val_steps=0,
+        )
         trainer.fit(Classifier(), DataLoader(data, batch_size=16), DataLoader(data, batch_size=48))
     report()
 

@@ -1,4 +1,4 @@
-"""A mixture of experts routed by a hash of the token, so that integers, which foretell knows, decide every expert's batch."""
+"""A mixture of experts routed by a hash of the token: integers, which foretell knows, decide each expert's batch."""
 
 import torch
 from common import report, setup, token_batches
@@ -11,7 +11,9 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.k = k
         self.gate = nn.Linear(width, experts)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)) for _ in range(experts))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)) for _ in range(experts)
+        )
 
     def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         scores = (tokens[:, None] * 7 + torch.arange(len(self.experts), device=x.device) * 11) % 13

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 class Detector(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = nn.ModuleList([nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1), nn.Conv2d(32, 64, 3, 2, 1)])
+        self.backbone = nn.ModuleList(
+            [nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1), nn.Conv2d(32, 64, 3, 2, 1)]
+        )
         self.lateral = nn.ModuleList(nn.Conv2d(channels, 32, 1) for channels in (16, 32, 64))
         self.classes, self.boxes = nn.Conv2d(32, 5, 3, padding=1), nn.Conv2d(32, 4, 3, padding=1)
 

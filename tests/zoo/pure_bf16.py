@@ -8,7 +8,14 @@ from torch.nn import functional as F
 
 def main() -> None:
     device = setup(__doc__)
-    model = nn.Sequential(nn.Embedding(128, 128), nn.Linear(128, 512), nn.SiLU(), nn.Linear(512, 128), nn.LayerNorm(128), nn.Linear(128, 128))
+    model = nn.Sequential(
+        nn.Embedding(128, 128),
+        nn.Linear(128, 512),
+        nn.SiLU(),
+        nn.Linear(512, 128),
+        nn.LayerNorm(128),
+        nn.Linear(128, 128),
+    )
     model = model.to(torch.bfloat16).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for tokens, targets in token_batches(device, batch_size=8):

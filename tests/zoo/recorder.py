@@ -1,13 +1,15 @@
-"""Writes down which way a workload goes: every module's forward, every operator its own code (and its libraries' code)
-calls, with the shapes and dtypes that go in and out, every backward and every optimizer step, and the line of the workload
-each came from. Two runs of a workload took the same branches when their records are equal.
+"""Writes down which way a workload goes: every module's forward, every operator its own code and its libraries'
+code calls, with the shapes and dtypes that go in and out, every backward and every optimizer step, and the line of the
+workload each came from. Two runs of a workload took the same branches when their records are equal.
 
-Switched on with ZOO_RECORD=1; the record goes to standard output at the end, each line behind a mark. Nothing in it depends on the device. It uses a TorchFunctionMode and hooks of nn.Module
-and Optimizer only, which leave the measured bytes alone (tests/test_zoo.py proves it); a TorchDispatchMode would not.
+Switched on with ZOO_RECORD=1; the record goes to standard output at the end, each line behind a mark. Nothing in it
+depends on the device. It uses a TorchFunctionMode and hooks of nn.Module and Optimizer only, which leave the measured
+bytes alone (tests/test_zoo.py proves it); a TorchDispatchMode would not.
 
-Not recorded, because they may differ without the workload going another way: moves between devices, what torch's own Python code does inside its
-modules, optimizers and utilities (it picks foreach or fused variants by device), the initialisation of weights (foretell
-may skip it), and the values of floats. Integers and booleans that come back to Python are recorded with their value: they choose branches.
+Not recorded, because they may differ without the workload going another way: moves between devices, what torch's own
+Python code does inside its modules, optimizers and utilities (it picks foreach or fused variants by device), the
+initialisation of weights (foretell may skip it), and the values of floats. Integers and booleans that come back to
+Python are recorded with their value: they choose branches.
 """
 
 from __future__ import annotations
@@ -30,7 +32,17 @@ TORCH = os.path.dirname(torch.__file__) + os.sep
 WRAPPERS = tuple(TORCH + name for name in ("overrides.py", "_tensor.py", "functional.py", "nn/functional.py"))
 OBSERVER = os.path.join("foretell", "capture", "")
 MOVES = {"cuda", "cpu", "pin_memory", "is_pinned", "record_stream", "__deepcopy__"}
-INITIALISERS = {"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "zero_", "fill_", "constant_"}
+INITIALISERS = {
+    "normal_",
+    "uniform_",
+    "trunc_normal_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "xavier_uniform_",
+    "zero_",
+    "fill_",
+    "constant_",
+}
 MARK = "RECORD "
 MAIN_PROCESS = os.getpid()
 records: list[Record] = []
@@ -50,13 +62,16 @@ class Record(TorchFunctionMode):
             return result
         caller = calling_frame()
         if caller is not None:
-            inputs = [*args, *kwargs.values()]
+            # How a tensor is moved (non_blocking) is the device's business; what becomes of it is not.
+            inputs = list(args[:1]) if name == "to" else [*args, *kwargs.values()]
             if has_tensor([inputs, result]):
                 self.lines.append(f"{place(caller)} {name}({describe(inputs)}) -> {describe(result)}")
         return result
 
     def module(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.lines.append(f"module {type(module).__name__}({describe(inputs)}) -> {describe(output)} training={module.training}")
+        self.lines.append(
+            f"module {type(module).__name__}({describe(inputs)}) -> {describe(output)} training={module.training}"
+        )
 
     def mute(self, change: int) -> None:
         self.muted.depth = getattr(self.muted, "depth", 0) + change
@@ -96,7 +111,8 @@ def record_steps(record: Record) -> None:
 
 
 def record_backward(record: Record) -> None:
-    """The backward runs in the calling thread on the CPU and in another on a GPU: operators in it are not recorded, modules (recomputation) are."""
+    """Operators inside a backward are not recorded: it runs in the calling thread on a CPU and in another on a GPU.
+    Modules are, wherever they run, so that recomputation is seen."""
     original = torch.autograd.backward
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:

@@ -16,9 +16,8 @@ ZOO = Path(__file__).resolve().parent
 
 def main() -> None:
     sys.path.insert(0, str(ZOO))
-    import torch
-
     import common  # noqa: F401
+    import torch
 
     torch.set_num_threads(1)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what the first optimizer of a process imports

@@ -8,7 +8,14 @@ from torch.nn import functional as F
 
 def main() -> None:
     device = setup(__doc__)
-    encoder = nn.Sequential(nn.Conv2d(1, 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 7 * 7, 32))
+    encoder = nn.Sequential(
+        nn.Conv2d(1, 16, 4, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 32),
+    )
     decoder = nn.Sequential(
         nn.Linear(16, 32 * 7 * 7), nn.Unflatten(1, (32, 7, 7)), nn.ConvTranspose2d(32, 16, 4, 2, 1), nn.ReLU(),
         nn.ConvTranspose2d(16, 1, 4, 2, 1),

@@ -8,7 +8,11 @@ from torch.nn import functional as F
 
 def main() -> None:
     device = setup(__doc__)
-    embedding, attention, head = nn.Embedding(128, 64), nn.MultiheadAttention(64, 4, batch_first=True), nn.Linear(64, 128)
+    embedding, attention, head = (
+        nn.Embedding(128, 64),
+        nn.MultiheadAttention(64, 4, batch_first=True),
+        nn.Linear(64, 128),
+    )
     model = nn.ModuleList([embedding, attention, head]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for batch_size, length in [(8, 40), (4, 96), (16, 17), (3, 130), (8, 64)]:

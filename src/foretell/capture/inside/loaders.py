@@ -78,9 +78,13 @@ class Loaders:
         use = self._use_of(iterator)
         self._phases.look_for_forward()
         is_training = use.must_end
-        if (is_training or self._is_settled_evaluation(use)) and _expects_an_end(caller):
-            self._report(use, is_training)
+        is_at_its_end = use.num_batches == use.length
+        if (is_training or self._is_settled_evaluation(use)) and (is_at_its_end or _expects_an_end(caller)):
             self._uses.pop(iterator, None)
+            self.num_ended_training += is_training
+            if is_at_its_end:
+                return False  # it ends by itself: nothing is cut
+            self._report(use, is_training)
             return True
         use.last_step = self._run.num_steps
         use.num_batches += 1
@@ -116,7 +120,6 @@ class Loaders:
     def _report(self, use: LoaderUse, is_training: bool) -> None:
         kind = "training" if is_training else "evaluation"
         of = f" of {use.length}" if use.length is not None else ""
-        self.num_ended_training += is_training
         self._run.journal.write(
             "ended_early",
             how="loader",

@@ -15,7 +15,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import update_wrapper, wraps
 from typing import Any
 
 from . import native_writers
@@ -82,19 +82,14 @@ class Files:
         }
         for name, replacement in replacements.items():
             setattr(os, name, self._replacing(getattr(os, name), replacement))
-        if "pathlib" in sys.modules and hasattr(sys.modules["pathlib"], "_NormalAccessor"):  # Python 3.10 binds early
-            accessor = sys.modules["pathlib"]._NormalAccessor
-            for name in replacements:
-                if hasattr(accessor, name):
-                    setattr(accessor, name, staticmethod(getattr(os, name)))
-            accessor.open = staticmethod(io.open)
+        accessor = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)
+        if accessor is not None:  # Python 3.10's pathlib keeps the functions it found when it was imported
+            for name in (name for name in replacements if hasattr(accessor, name)):
+                setattr(accessor, name, io.open if name == "open" else getattr(os, name))
 
     @staticmethod
     def _replacing(original: Any, replacement: Callable[..., Any]) -> Any:
-        @wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            return replacement(*args, **kwargs)
-
+        function = _Replacement(original, replacement)
         # shutil asks these sets what a function can do.
         for abilities in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             if original in abilities:
@@ -345,6 +340,18 @@ class Files:
             return None
 
         return rmtree
+
+
+class _Replacement:
+    """Like the built-in function it stands for, and unlike a Python function, it can be a class attribute without
+    becoming a method: pathlib of Python 3.10 and many a script keep `open` and `stat` that way."""
+
+    def __init__(self, original: Any, replacement: Callable[..., Any]) -> None:
+        update_wrapper(self, original)
+        self._replacement = replacement
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._replacement(*args, **kwargs)
 
 
 class _MergedEntries:

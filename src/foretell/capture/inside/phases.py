@@ -92,7 +92,8 @@ class Phases:
                     self._run.enter("backward")
                 else:
                     self._run.enter("optimizer" if self._run.is_in_optimizer_step else "other")
-                    self.look_for_forward()
+                    if not self._is_compiling:
+                        self.look_for_forward()
 
         return marked
 
