@@ -1,4 +1,4 @@
-"""Every CUDA function that the installed torch imports is answered: by the virtual GPU, or by name as not implemented."""
+"""Every CUDA function that the installed torch imports is answered: by the virtual GPU, or as not implemented."""
 
 from __future__ import annotations
 

@@ -143,4 +143,5 @@ def _gpu(name: str, row: dict[str, Any], limits: dict[str, int]) -> Gpu:
 @cache
 def _raw() -> dict[str, Any]:
     with Path(__file__).with_name("gpus.toml").open("rb") as file:
-        return tomllib.load(file)
+        table: dict[str, Any] = tomllib.load(file)
+    return table

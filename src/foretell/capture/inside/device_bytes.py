@@ -1,11 +1,12 @@
 """The seam to the virtual GPU's memory: which device bytes are known, and a CPU tensor over the same addresses.
 
-Device memory of the virtual GPU is mapped into the process, so a CPU tensor over a device tensor's address costs nothing.
+Device memory of the virtual GPU is mapped into the process, so a CPU tensor over a device address costs nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -53,11 +54,11 @@ class DeviceBytes:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._watched:
-            # PyTorch recycles the block without telling anybody; what was known of it would be stale for its next owner.
-            extent = (storage.data_ptr(), storage.nbytes())
-            self._watched[key] = weakref.ref(storage, lambda _, key=key, extent=extent: self._storage_died(key, extent))
+            # PyTorch recycles the block without a word; what was known of it would be stale for its next owner.
+            died = functools.partial(self._storage_died, key, (storage.data_ptr(), storage.nbytes()))
+            self._watched[key] = weakref.ref(storage, died)
 
-    def _storage_died(self, key: int, extent: tuple[int, int]) -> None:
+    def _storage_died(self, key: int, extent: tuple[int, int], _: object) -> None:
         self._watched.pop(key, None)
         self._forget(*extent)
 

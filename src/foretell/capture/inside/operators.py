@@ -14,8 +14,9 @@ def _named(*names: str) -> frozenset[Any]:
 
 
 RANDOM = _named(
-    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal",
-    "poisson", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_",
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial",
+    "normal", "poisson", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_",
+    "log_normal_",
 )  # fmt: skip
 """Their results on the host must not move the host's random generator."""
 
@@ -30,7 +31,8 @@ READS = _named("item", "tolist", "__bool__", "__float__", "__int__", "__index__"
 SELECT_BY_MASK = _named("masked_select") | {torch.Tensor.__getitem__}
 COUNTS_NONZERO = _named("nonzero", "argwhere", "where")
 MAXIMUM_IS_SIZE = _named("bincount") | frozenset({torch.nn.functional.one_hot})
-SIZE_IS_DATA = SELECT_BY_MASK | COUNTS_NONZERO | MAXIMUM_IS_SIZE | _named("unique", "unique_consecutive", "repeat_interleave")
+COUNTS_GROUPS = _named("unique", "unique_consecutive", "repeat_interleave")
+SIZE_IS_DATA = SELECT_BY_MASK | COUNTS_NONZERO | MAXIMUM_IS_SIZE | COUNTS_GROUPS
 """The result's size is read back from the GPU while the operator runs."""
 
 COPIES = _named("to", "cuda", "copy_", "type", "type_as", "cpu") | frozenset({torch.tensor, torch.as_tensor})

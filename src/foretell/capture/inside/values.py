@@ -1,17 +1,18 @@
 """Values that decide what the script does.
 
-Kernels compute nothing, so device tensors have no values; but small ones, and integers and booleans, choose the code path
-(masks, lengths, `.item()`, `.nonzero()`). Their operators are repeated on the host, on CPU tensors over the same bytes: a
-result is known when everything that went into it is. A TorchFunctionMode does that; a TorchDispatchMode would change the
-memory it observes.
+Kernels compute nothing, so device tensors have no values; but small ones, and integers and booleans, choose the code
+path (masks, lengths, `.item()`, `.nonzero()`). Their operators are repeated on the host, on CPU tensors over the same
+bytes: a result is known when everything that went into it is. A TorchFunctionMode does that; a TorchDispatchMode would
+change the memory it observes.
 
-What is read although it is not known gets a stand-in: 1.0 for floating-point tensors of up to 16 Ki elements, otherwise 0
-and False. Where it decides a size (how many elements a mask selects), half of the elements are taken. Each such read is
-journaled with its line.
+What is read although it is not known gets a stand-in: 1.0 for floating-point tensors of up to 16 Ki elements, otherwise
+0 and False. Where it decides a size (how many elements a mask selects), half of the elements are taken. Each such read
+is journaled with its line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -56,7 +57,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         out = func(*args, **kwargs)
         kind = type(out)
         if kind is Tensor:
-            if out.is_cuda and is_small(out, from_integers=True):  # of large floating-point tensors nothing is ever known
+            if out.is_cuda and is_small(out, from_integers=True):  # of large ones nothing is ever known
                 self._settle(func, args, kwargs, (out,))
         elif isinstance(out, tuple | list) and kind is not torch.Size:
             self._settle(func, args, kwargs, out)
@@ -66,7 +67,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             self._bytes.forget_whole(each for each in tensors_in(args) if each.is_cuda)
         return out
 
-    # ---- after an operator: is its result known? ---------------------------------------------------------------------
+    # ---- after an operator: is its result known? -------------------------------------------------------------------
 
     def _settle(self, func: Any, args: Any, kwargs: Any, outs: Iterable[Any]) -> None:
         """Repeats the operator on the host if its results on the device are small and all that it read is known."""
@@ -144,12 +145,10 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def _forget(self, tensors: Iterable[Any]) -> None:
         for each in tensors:
             if is_on_device(each):
-                try:
+                with contextlib.suppress(Exception):  # no plain storage (sparse, functorch): nothing is known of it
                     self._bytes.forget(each)
-                except Exception:  # no plain storage (sparse, functorch): nothing is known of it
-                    pass
 
-    # ---- operators that need something before or besides --------------------------------------------------------------
+    # ---- operators that need something before or besides -----------------------------------------------------------
 
     def _special(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in operators.READS:
@@ -164,7 +163,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             out = func(*args, **kwargs)
         if func in operators.BATCH_NORM:
             self._forget(args[3:5])  # the running statistics, which the kernel updates
-        elif func not in operators.CHECKS_GRADIENTS:  # found_inf stays as it was: what is estimated is training that works
+        elif func not in operators.CHECKS_GRADIENTS:  # found_inf stays as it was: training that works is estimated
             self._settle(func, args, kwargs, out if isinstance(out, tuple | list) else (out,))
         return out
 
@@ -178,7 +177,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The virtual GPU cannot see types: while an integer tensor is copied, copies of any size are real."""
-        source = args[1] if func is Tensor.copy_ and len(args) > 1 else args[0] if args else None
+        source: Any = args[1] if func is Tensor.copy_ and len(args) > 1 else args[0] if args else None
         is_tensor = isinstance(source, Tensor)
         is_real = not is_tensor or (source.dtype in INTEGERS and source.numel() <= MAX_INTEGERS)
         if is_real:
@@ -220,7 +219,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         except Exception:  # what cannot be repeated on the host is not known
             return None
 
-    # ---- reads -----------------------------------------------------------------------------------------------------------
+    # ---- reads -----------------------------------------------------------------------------------------------------
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         source = args[0]
@@ -281,7 +280,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def what_decides_the_size(func: Any, args: Any) -> list[Any]:
-    """The tensors whose values set the result's size, the one that is counted first; empty if the shapes alone decide."""
+    """The tensors whose values set the result's size, the counted one first; empty if the shapes alone decide."""
     if func is Tensor.__getitem__:
         indices = args[1] if type(args[1]) is tuple else (args[1],)
         return [each for each in indices if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
