@@ -1,4 +1,4 @@
-/* NCCL for one process: communicators of one rank (or of several local GPUs), collectives that move nothing. */
+/* NCCL for one process: communicators of one rank, or of several local GPUs. */
 #include "vgpu.h"
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +54,26 @@ EXPORT int ncclGroupEnd(void) { return 0; }
 EXPORT const char *ncclGetErrorString(int error) { return error ? "not supported by foretell's virtual GPU" : "no error"; }
 EXPORT const char *ncclGetLastError(void *c UNUSED) { return ""; }
 
-#define COLLECTIVE(name) EXPORT int name(void) { library_call(#name, 0, 0, 0, 0, 0); return 0; }
-COLLECTIVE(ncclAllReduce) COLLECTIVE(ncclBcast) COLLECTIVE(ncclBroadcast) COLLECTIVE(ncclReduce) COLLECTIVE(ncclReduceScatter)
-COLLECTIVE(ncclAllGather) COLLECTIVE(ncclSend) COLLECTIVE(ncclRecv) COLLECTIVE(ncclAlltoAll) COLLECTIVE(ncclGather)
+static const unsigned char TYPE_BYTES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}; /* ncclDataType_t */
+
+/* Among one rank every collective is a copy of its own data; what is known stays known. */
+static int collective(const char *name, const void *from, void *to, size_t count, int type) {
+    if (type < 0 || type >= (int)sizeof TYPE_BYTES) return NCCL_INVALID_ARGUMENT;
+    size_t bytes = count * TYPE_BYTES[type];
+    bool was_known = bytes && is_known((uintptr_t)from, bytes);
+    if (from != to) copy_memory(to, from, bytes, DEVICE_TO_DEVICE, name);
+    library_call(name, 0, (int64_t)bytes, 0, 0, 0);
+    if (was_known && !is_known((uintptr_t)to, bytes)) know((uintptr_t)to, bytes, false); /* the call itself is a launch */
+    return 0;
+}
+#define COLLECTIVE(name) EXPORT int name(const void *from, void *to, size_t count, int type) { return collective(#name, from, to, count, type); }
+COLLECTIVE(ncclAllReduce) COLLECTIVE(ncclBroadcast) COLLECTIVE(ncclReduce) COLLECTIVE(ncclReduceScatter) COLLECTIVE(ncclAllGather)
+COLLECTIVE(ncclAlltoAll) COLLECTIVE(ncclGather)
+EXPORT int ncclBcast(void *buffer, size_t count, int type) { return collective("ncclBcast", buffer, buffer, count, type); }
+EXPORT int ncclSend(const void *from UNUSED, size_t count UNUSED, int type UNUSED) { library_call("ncclSend", 0, 0, 0, 0, 0); return 0; }
+EXPORT int ncclRecv(void *to, size_t count, int type) {
+    if (type < 0 || type >= (int)sizeof TYPE_BYTES) return NCCL_INVALID_ARGUMENT;
+    forget((uintptr_t)to, count * TYPE_BYTES[type]);
+    library_call("ncclRecv", 0, 0, 0, 0, 0);
+    return 0;
+}
