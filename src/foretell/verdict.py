@@ -25,7 +25,7 @@ def estimate_of(trace: Trace) -> Estimate:
         context_bytes=trace.context_bytes,
         is_context_given=trace.is_context_given,
         libraries=trace.libraries,
-        functions={trace.names[name] for name in set(trace.library.name) if name < len(trace.names)},
+        functions=_library_functions(trace),
         other_bytes=_bytes_not_of_pytorch(trace, counters),
     )
     reserved = counters.peak_reserved_bytes
@@ -178,6 +178,10 @@ def _counters(trace: Trace) -> DeviceMemory:
     )
 
 
+def _library_functions(trace: Trace) -> set[str]:
+    return {trace.names[name] for name in set(trace.library.name) if name < len(trace.names)}
+
+
 def _bytes_not_of_pytorch(trace: Trace, counters: DeviceMemory) -> int:
     """Taken from the driver by others than PyTorch's allocator: cudaMalloc in an extension, NCCL, cuDNN's own."""
     in_use = (used for used, d in zip(trace.driver.in_use, trace.driver.device, strict=True) if d == counters.device)
@@ -239,6 +243,7 @@ def _caveats(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[s
     if trace.unimplemented:
         names = ", ".join(dict.fromkeys(f.what for f in trace.unimplemented))
         caveats.append(f"CUDA functions that are not implemented yet failed, and the script went on: {names}")
+    caveats += _library_caveats(trace)
     if not trace.steps and oom is None:
         caveats.append("no optimizer step was seen: this is the peak of the whole run")
     if not trace.is_ended and oom is None:
@@ -246,3 +251,29 @@ def _caveats(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[s
     if trace.exception is not None and trace.exit_status == 0 and oom is None:
         caveats.append(f"a thread or process of the script failed: {trace.exception.type}: {trace.exception.message}")
     return tuple(caveats)
+
+
+_FIRST_CUDNN_THAT_PLANS = 90800
+
+
+def _library_caveats(trace: Trace) -> list[str]:
+    """What the virtual GPU had to model of NVIDIA's libraries, because they cannot be asked."""
+    caveats = []
+    functions = _library_functions(trace)
+    if "cudnnBackendExecute" in functions and (trace.cudnn_version or 0) < _FIRST_CUDNN_THAT_PLANS:
+        caveats.append(
+            f"cuDNN {_cudnn(trace.cudnn_version)} cannot plan without a GPU (9.8 and newer can): the workspaces of "
+            "convolutions follow a rule, and their sum may be off by some hundred MiB"
+        )
+    if "cudnnRNNForward" in functions:
+        caveats.append(
+            "the workspace and reserve space of cuDNN's recurrent nets are not documented: they are taken as what the "
+            "computation has to keep"
+        )
+    if any(function.startswith("cuptiActivityEnable") for function in functions):
+        caveats.append("a profiler was switched on in the script: on the virtual GPU it sees the host only")
+    return caveats
+
+
+def _cudnn(version: int | None) -> str:
+    return f"{version // 10000}.{version // 100 % 100}" if version else "of this torch"
