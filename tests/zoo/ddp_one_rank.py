@@ -1,6 +1,4 @@
-"""DistributedDataParallel with a single rank: NCCL on the GPU, Gloo on the CPU; buckets of gradients besides the gradients."""
-
-import tempfile
+"""DistributedDataParallel with one rank: NCCL on the GPU, Gloo on the CPU; gradients live in buckets."""
 
 import torch
 from common import image_batches, report, setup
@@ -9,9 +7,9 @@ from torch import nn
 
 def main() -> None:
     device = setup(__doc__)
-    store = tempfile.NamedTemporaryFile()
     backend = "nccl" if device.type == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, init_method=f"file://{store.name}", rank=0, world_size=1)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 30 * 30, 10)).to(device)
     parallel = nn.parallel.DistributedDataParallel(model, device_ids=[0] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)

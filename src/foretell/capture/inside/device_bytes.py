@@ -25,6 +25,7 @@ class DeviceBytes:
         self.real_copies = library.foretell_real_copies
         self.answer_reads = library.foretell_answer_reads
         self.answer_reads.argtypes = [ctypes.c_int64, ctypes.c_int]
+        self.answer_reads.restype = self.real_copies.restype = None
         self._frombuffer = torch.frombuffer
         self._empty_strided = torch.empty_strided
         self._watched: dict[int, Any] = {}

@@ -28,7 +28,8 @@ OVERWRITE = _named("fill_", "zero_", "copy_", "normal_", "uniform_", "random_", 
 READS = _named("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy", "__array__", "__contains__")
 """A value leaves the GPU for the script to look at."""
 
-SELECT_BY_MASK = _named("masked_select") | {torch.Tensor.__getitem__}
+SET_ITEM = torch.Tensor.__setitem__
+SELECT_BY_MASK = _named("masked_select") | {torch.Tensor.__getitem__, SET_ITEM}
 COUNTS_NONZERO = _named("nonzero", "argwhere", "where")
 MAXIMUM_IS_SIZE = _named("bincount") | frozenset({torch.nn.functional.one_hot})
 COUNTS_GROUPS = _named("unique", "unique_consecutive", "repeat_interleave")
@@ -38,7 +39,6 @@ SIZE_IS_DATA = SELECT_BY_MASK | COUNTS_NONZERO | MAXIMUM_IS_SIZE | COUNTS_GROUPS
 COPIES = _named("to", "cuda", "copy_", "type", "type_as", "cpu") | frozenset({torch.tensor, torch.as_tensor})
 ASKS_FOR_BAD_NUMBERS = _named("isnan", "isinf", "isposinf", "isneginf")
 ASKS_FOR_GOOD_NUMBERS = _named("isfinite")
-SET_ITEM = torch.Tensor.__setitem__
 BATCH_NORM = _named("batch_norm")
 CHECKS_PROBABILITIES = _named("multinomial")
 CHECKS_GRADIENTS = _named("_amp_foreach_non_finite_check_and_unscale_")

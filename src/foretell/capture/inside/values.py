@@ -61,8 +61,6 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
                 self._settle(func, args, kwargs, (out,))
         elif isinstance(out, tuple | list) and kind is not torch.Size:
             self._settle(func, args, kwargs, out)
-        elif func is operators.SET_ITEM:
-            self._settle(func, args, kwargs, (args[0],))
         elif out is None and args and type(args[0]) in (tuple, list):  # in place over lists of tensors: foreach, fused
             self._bytes.forget_whole(each for each in tensors_in(args) if each.is_cuda)
         return out
@@ -164,8 +162,10 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if func in operators.BATCH_NORM:
             self._forget(args[3:5])  # the running statistics, which the kernel updates
         elif func not in operators.CHECKS_GRADIENTS:  # found_inf stays as it was: training that works is estimated
+            if func is operators.SET_ITEM:
+                out = args[0]
             self._settle(func, args, kwargs, out if isinstance(out, tuple | list) else (out,))
-        return out
+        return None if func is operators.SET_ITEM else out
 
     def _answering(self, answer: int, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operator; counts and conditions that it reads back inside are answered so."""
@@ -205,7 +205,16 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if count is None:
             count = (decides[0].numel() + 1) // 2
             self._note(func, decides[0], "decides a size; half of the elements is assumed")
-        return self._answering(count, func, args, kwargs)
+        out = self._answering(count, func, args, kwargs)
+        self._answer_in_backward(count, args[0] if func is operators.SET_ITEM else out)
+        return out
+
+    def _answer_in_backward(self, count: int, out: Any) -> None:
+        """Indexing by a mask counts it again in its backward, in a thread and at a depth the mode does not see."""
+        node = getattr(out, "grad_fn", None)
+        if node is not None:
+            node.register_prehook(lambda _: self._bytes.answer_reads(count, 1 << 30))
+            node.register_hook(lambda *_: self._bytes.answer_reads(0, 0))
 
     def _count(self, func: Any, args: Any, kwargs: Any, mask: Any) -> int | None:
         try:
@@ -281,7 +290,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
 
 def what_decides_the_size(func: Any, args: Any) -> list[Any]:
     """The tensors whose values set the result's size, the counted one first; empty if the shapes alone decide."""
-    if func is Tensor.__getitem__:
+    if func is Tensor.__getitem__ or func is operators.SET_ITEM:
         indices = args[1] if type(args[1]) is tuple else (args[1],)
         return [each for each in indices if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
     tensors = list(tensors_in(args))

@@ -62,6 +62,23 @@ EXPORT int cuCtxSetCurrent(void *context) {
     if (context) current_device = device;
     return SUCCESS;
 }
+/* cuDNN's run-time compiler pushes and pops contexts; here a context is a device, so the stack is one of devices. */
+static __thread int pushed_devices[16], num_pushed;
+EXPORT int cuCtxPushCurrent_v2(void *context) {
+    if (device_of_context(context) < 0 || num_pushed == 16) return ERROR_INVALID_VALUE;
+    pushed_devices[num_pushed++] = current_device;
+    return cuCtxSetCurrent(context);
+}
+EXPORT int cuCtxPopCurrent_v2(void **context) {
+    if (!num_pushed) return ERROR_INVALID_VALUE;
+    if (context) *context = context_of(current_device);
+    current_device = pushed_devices[--num_pushed];
+    return SUCCESS;
+}
+EXPORT int cuCtxPushCurrent(void *context) { return cuCtxPushCurrent_v2(context); }
+EXPORT int cuCtxPopCurrent(void **context) { return cuCtxPopCurrent_v2(context); }
+EXPORT int cuDevicePrimaryCtxRelease(int device) { return cuDevicePrimaryCtxRelease_v2(device); }
+EXPORT int cuDevicePrimaryCtxReset(int device UNUSED) { return unimplemented("cuDevicePrimaryCtxReset", ERROR_NOT_SUPPORTED); }
 EXPORT int cuCtxGetDevice(int *device) { *device = current_device; return SUCCESS; }
 EXPORT int cuCtxSynchronize(void) { host_synchronizes(current_device); return SUCCESS; }
 /* Limits (stack, printf buffer, ...) change the context by at most a few MiB, which its interval holds. */
@@ -167,6 +184,9 @@ static int new_module(void **module) { *module = calloc(1, 16); return SUCCESS; 
 EXPORT int cuModuleLoadData(void **module, const void *image UNUSED) { return new_module(module); }
 EXPORT int cuModuleLoadDataEx(void **module, const void *image UNUSED, unsigned n UNUSED, int *options UNUSED, void **values UNUSED) { return new_module(module); }
 EXPORT int cuModuleLoad(void **module, const char *file UNUSED) { return new_module(module); }
+EXPORT int cuModuleLoadFatBinary(void **module, const void *image UNUSED) { return new_module(module); }
+EXPORT int cuLibraryLoadFromFile(void **library, const char *file UNUSED, int *jit UNUSED, void **jit_values UNUSED, unsigned num_jit UNUSED,
+                                 int *options UNUSED, void **values UNUSED, unsigned n UNUSED) { return new_module(library); }
 EXPORT int cuModuleUnload(void *module) { free(module); return SUCCESS; }
 EXPORT int cuModuleGetFunction(void **function, void *module UNUSED, const char *name) { *function = new_kernel(name); return SUCCESS; }
 EXPORT int cuLibraryLoadData(void **library, const void *code UNUSED, int *jit UNUSED, void **jit_values UNUSED, unsigned num_jit UNUSED,
@@ -175,6 +195,7 @@ EXPORT int cuLibraryUnload(void *library) { free(library); return SUCCESS; }
 EXPORT int cuLibraryGetKernel(void **kernel, void *library UNUSED, const char *name) { *kernel = new_kernel(name); return SUCCESS; }
 EXPORT int cuKernelGetFunction(void **function, void *kernel) { *function = kernel; return SUCCESS; }
 EXPORT int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device UNUSED) { return kernel_attribute(kernel_of(kernel), attribute, value); }
+EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int device UNUSED) { return set_kernel_attribute(kernel_of(kernel), attribute, value); }
 EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function) { return kernel_attribute(kernel_of(function), attribute, value); }
 EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) { return set_kernel_attribute(kernel_of(function), attribute, value); }
 EXPORT int cuFuncSetCacheConfig(void *function UNUSED, int config UNUSED) { return SUCCESS; }
@@ -256,7 +277,8 @@ static const struct { const char *name; void *function; } ENTRY_POINTS[] = {
     PLAIN(cuLaunchCooperativeKernel), PLAIN(cuLaunchKernelEx), PLAIN(cuTensorMapEncodeTiled), PLAIN(cuStreamGetCtx),
     PLAIN(cuStreamCreateWithPriority), PLAIN(cuStreamCreate), V2(cuStreamDestroy), PLAIN(cuStreamSynchronize), PLAIN(cuStreamQuery),
     PLAIN(cuStreamIsCapturing), PLAIN(cuStreamWaitEvent), PLAIN(cuEventCreate), PLAIN(cuEventRecord), PLAIN(cuEventQuery),
-    PLAIN(cuEventSynchronize), V2(cuEventDestroy), PLAIN(cuEventElapsedTime), PLAIN(cuGetExportTable), PLAIN(cuLogsRegisterCallback),
+    PLAIN(cuEventSynchronize), V2(cuEventDestroy), PLAIN(cuEventElapsedTime), V2(cuCtxPushCurrent), V2(cuCtxPopCurrent), PLAIN(cuModuleLoadFatBinary),
+    PLAIN(cuLibraryLoadFromFile), PLAIN(cuKernelSetAttribute), PLAIN(cuGetExportTable), PLAIN(cuLogsRegisterCallback),
     PLAIN(cuLogsUnregisterCallback), V2(cuGetProcAddress),
 };
 
