@@ -270,6 +270,8 @@ def _library_caveats(trace: Trace) -> list[str]:
             "the workspace and reserve space of cuDNN's recurrent nets are not documented: they are taken as what the "
             "computation has to keep"
         )
+    if "cufftXtExec" in functions:
+        caveats.append("cuFFT's work areas are not documented: each is taken as large as the data it transforms")
     if any(function.startswith("cuptiActivityEnable") for function in functions):
         caveats.append("a profiler was switched on in the script: on the virtual GPU it sees the host only")
     return caveats

@@ -18,7 +18,7 @@ def refuse_card_without_kernels(run: Run, torch: Any, arch_list: list[str]) -> N
             run.refuse(
                 f"torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} "
                 f"(compute capability {capability[0]}.{capability[1]}); it has {' '.join(arch_list)}",
-                "choose another card, or install a torch build made for this one "
+                "Choose another card, or install a torch build made for this one "
                 + ("(an older one)" if _is_older_than_all(capability, arch_list) else "(a newer one)"),
             )
 
