@@ -18,7 +18,7 @@ from typing import Literal
 from foretell.capture.command import Command
 from foretell.errors import UnsupportedError, UsageError
 from foretell.records import CaptureResult, Gpu, LibraryBytes
-from foretell.virtual import environment
+from foretell.virtual import environment, library_paths
 from foretell.virtual.environment import Events
 
 Steps = Literal["auto", "all"] | int
@@ -142,9 +142,19 @@ def _environment(
             log_prefix=str(directory / "native"),
             events=options.events,
         ),
+        "TRITON_LIBCUDA_PATH": str(_linker_folder(directory)),
         "FORETELL_CAPTURE": json.dumps(inside),
         "PYTHONPATH": os.pathsep.join(paths),
     }
+
+
+def _linker_folder(directory: Path) -> Path:
+    """Triton links what it compiles to the driver, by the name `libcuda.so` that only development packages bring."""
+    folder = directory / "linker"
+    folder.mkdir(exist_ok=True)
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (folder / name).symlink_to(library_paths().cuda)
+    return folder
 
 
 def make_directory(path: Path) -> Path:

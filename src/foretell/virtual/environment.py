@@ -81,8 +81,6 @@ def environment(
         "LD_PRELOAD": ":".join(preload),
         "FORETELL_DEVICE": ";".join(f"{key}={value}" for key, value in device.items()),
         "FORETELL_LOG": log_prefix,
-        # Triton looks for the driver by itself, and would not find a library that is only preloaded.
-        "TRITON_LIBCUDA_PATH": base.get("TRITON_LIBCUDA_PATH") or str(paths.cuda.parent),
     }
 
 

@@ -15,7 +15,7 @@ _CUDA = re.compile(r"(?:__)?cuda[A-Z_]|cu[A-Z]|(?:cublas|cudnn|nccl|cufft|cuspar
 # Left to NVIDIA's own libraries beside torch, which need no card for them: cuDNN's plain descriptors and versions.
 _SERVED_BY_THE_REAL_ONES = re.compile(
     r"cuFile|cudss|cudnn(?:Create|Destroy|Set|Get)(?!.*Backend)\w*(?:Descriptor|Version|Property|ErrorString)\w*"
-    r"|cudnnSetConvolution(?:GroupCount|MathType)"
+    r"|cudnnSetConvolution(?:GroupCount|MathType)|cusparseGetError(?:String|Name)"
 )
 
 

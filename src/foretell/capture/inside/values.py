@@ -13,6 +13,8 @@ is journaled with its line.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -31,6 +33,8 @@ MAX_STAND_IN = 1 << 14
 
 Tensor: Any = torch.Tensor
 _no_subclasses: Any = torch._C.DisableTorchFunctionSubclass
+_push_mode, _pop_mode = torch.overrides._push_mode, torch.overrides._pop_mode
+_num_modes: Any = torch._C._len_torch_function_stack
 
 
 def install(run: Run, torch: Any) -> None:
@@ -40,6 +44,28 @@ def install(run: Run, torch: Any) -> None:
     mode = Values(run)
     mode.__enter__()
     run.before_end.append(mode.journal_reads)
+    run.imports.when_imported("torch._dynamo.eval_frame", lambda eval_frame: _rest_in_compiled_code(mode, eval_frame))
+
+
+def _rest_in_compiled_code(mode: Values, eval_frame: Any) -> None:
+    """torch.compile would trace the mode into the graph: what it calls runs without."""
+    context = eval_frame._TorchDynamoContext
+    original = context.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, function: Any) -> Any:
+        compiled = original(self, function)
+        if not inspect.isfunction(compiled):  # a module or a class: what it calls comes here by itself
+            return compiled
+
+        @functools.wraps(compiled)
+        def without_mode(*args: Any, **kwargs: Any) -> Any:
+            with mode.resting():
+                return compiled(*args, **kwargs)
+
+        return without_mode
+
+    context.__call__ = call
 
 
 class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
@@ -64,6 +90,19 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         elif out is None and args and type(args[0]) in (tuple, list):  # in place over lists of tensors: foreach, fused
             self._bytes.forget_whole(each for each in tensors_in(args) if each.is_cuda)
         return out
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Takes this mode, and only this one, off the stack of modes."""
+        others = [mode for mode in _take_modes() if mode is not self]
+        for mode in others:
+            _push_mode(mode)
+        try:
+            yield
+        finally:
+            others = _take_modes()
+            for mode in (self, *others):
+                _push_mode(mode)
 
     # ---- after an operator: is its result known? -------------------------------------------------------------------
 
@@ -269,6 +308,11 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         for (where, what), (count, num_bytes) in self._unknown_reads.items():
             self._run.journal.write("unknown_read", where=where or None, what=what, count=count, bytes=num_bytes)
         self._unknown_reads.clear()
+
+
+def _take_modes() -> list[Any]:
+    """Empties the stack of modes; the outermost comes first."""
+    return [_pop_mode() for _ in range(_num_modes())][::-1]
 
 
 def is_on_device(value: Any) -> bool:
