@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -38,6 +39,14 @@ class ForetellRun:
 
 
 RunForetell = Callable[..., ForetellRun]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_works() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C would hang."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

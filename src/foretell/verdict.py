@@ -272,6 +272,8 @@ def _library_caveats(trace: Trace) -> list[str]:
         )
     if "cufftXtExec" in functions:
         caveats.append("cuFFT's work areas are not documented: each is taken as large as the data it transforms")
+    if any(function.startswith("cusolverDn") for function in functions):
+        caveats.append("cuSOLVER's workspaces are not documented: LAPACK's formulas stand in")
     if any(function.startswith("cuptiActivityEnable") for function in functions):
         caveats.append("a profiler was switched on in the script: on the virtual GPU it sees the host only")
     return caveats

@@ -46,13 +46,16 @@ EXPORT size_t cublasLtGetVersion(void) {
 ON_DEVICE(cublasGemmEx) ON_DEVICE(cublasSgemmEx) ON_DEVICE(cublasGemmStridedBatchedEx) ON_DEVICE(cublasGemmBatchedEx)
 ON_DEVICE(cublasGemmGroupedBatchedEx)
 FOUR_TYPES(gemm_v2) FOUR_TYPES(gemv_v2) FOUR_TYPES(gemmBatched) FOUR_TYPES(gemmStridedBatched)
-FOUR_TYPES(trsm_v2) FOUR_TYPES(trsmBatched) FOUR_TYPES(getrfBatched) FOUR_TYPES(geqrfBatched)
+FOUR_TYPES(trsm_v2) FOUR_TYPES(trsmBatched) FOUR_TYPES(getrfBatched)
 FOUR_TYPES(axpy_v2) FOUR_TYPES(copy_v2) FOUR_TYPES(swap_v2) FOUR_TYPES(trmm_v2) FOUR_TYPES(symm_v2) FOUR_TYPES(syrk_v2)
 
-/* These also report a status through a pointer to the host: the factorisation succeeded. */
-#define WITH_INFO(name) EXPORT int name(void *handle UNUSED, int op UNUSED, int n UNUSED, int nrhs UNUSED, const void *const a[] UNUSED, int lda UNUSED, \
-    const int *pivots UNUSED, void *const b[] UNUSED, int ldb UNUSED, int *info, int batch UNUSED) { library_call(#name, 0, 0, 0, 0, 0); *info = 0; return 0; }
-WITH_INFO(cublasSgetrsBatched) WITH_INFO(cublasDgetrsBatched) WITH_INFO(cublasCgetrsBatched) WITH_INFO(cublasZgetrsBatched)
+/* These also report through a pointer to the host whether their arguments were valid: they were. */
+#define INFO(name, ...) EXPORT int name(__VA_ARGS__) { library_call(#name, 0, 0, 0, 0, 0); *info = 0; return 0; }
+#define INFO_FUNCTIONS(t) \
+    INFO(cublas##t##getrsBatched, void *h UNUSED, int op UNUSED, int n UNUSED, int nrhs UNUSED, void *a UNUSED, int lda UNUSED, void *pivots UNUSED, void *b UNUSED, int ldb UNUSED, int *info) \
+    INFO(cublas##t##geqrfBatched, void *h UNUSED, int m UNUSED, int n UNUSED, void *a UNUSED, int lda UNUSED, void *tau UNUSED, int *info) \
+    INFO(cublas##t##gelsBatched, void *h UNUSED, int op UNUSED, int m UNUSED, int n UNUSED, int nrhs UNUSED, void *a UNUSED, int lda UNUSED, void *c UNUSED, int ldc UNUSED, int *info)
+INFO_FUNCTIONS(S) INFO_FUNCTIONS(D) INFO_FUNCTIONS(C) INFO_FUNCTIONS(Z)
 
 /* dot writes to the host or to the device, as the pointer mode says; torch asks for the device. */
 static int dot(Handle *handle, const char *name) {
