@@ -130,7 +130,7 @@ def hooks_change_nothing(job: str) -> Row:
 
 
 def seven_billion() -> list[Row]:
-    run = finish(foretell_command("llama-7b", "180GiB,sm80"))
+    run = finish(foretell_command("llama-7b", "b200"))
     reserved = int(run.bench()["max_reserved"])
     return [
         Row("llama-7b, AdamW: reserved on the device", format_bytes(reserved), "> 100 GB", reserved > 100 * 10**9),
