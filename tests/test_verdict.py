@@ -129,6 +129,14 @@ def test_values_that_were_read_but_not_known_are_counted(tmp_path: Path) -> None
     assert "t.py:9" in caveat
 
 
+def test_a_value_that_is_not_known_but_decides_a_size_names_its_line_and_what_is_assumed(tmp_path: Path) -> None:
+    what = "__getitem__: decides a size, --assume typical: 40 of 80"
+    folder = training_run(tmp_path).journal("unknown_read", bytes=80, where="t.py:7", what=what, count=1)
+    caveats = estimate_of(folder.trace()).caveats
+    assert "at t.py:7 a value that is not known decides a size, --assume typical: 40 of 80" in caveats
+    assert not any("was read" in caveat for caveat in caveats)
+
+
 def test_bytes_taken_from_the_driver_by_others_than_pytorch_are_library_bytes(tmp_path: Path) -> None:
     folder = training_run(tmp_path).native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 10 * MIB)
     folder.native(4, "cublasGemmEx", 0)

@@ -232,14 +232,7 @@ def _caveats(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[s
     if oom is None and peak.device_high_bytes > trace.gpu.total_bytes:
         over = format_bytes(peak.device_high_bytes - trace.gpu.total_bytes)
         caveats.append(f"close to the limit: at the upper end of the interval it would be {over} over")
-    if trace.unknown_reads:
-        total = sum(read.count for read in trace.unknown_reads)
-        first_read = trace.unknown_reads[0]
-        where = f", first at {first_read.where}" if first_read.where else ""
-        caveats.append(
-            f"{total} {'value was' if total == 1 else 'values were'} read that a virtual GPU does not know "
-            f"({first_read.what}{where}); what depends on them may take another path"
-        )
+    caveats += _unknown_read_caveats(trace)
     if trace.unimplemented:
         names = ", ".join(dict.fromkeys(f.what for f in trace.unimplemented))
         caveats.append(f"CUDA functions that are not implemented yet failed, and the script went on: {names}")
@@ -251,6 +244,28 @@ def _caveats(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[s
     if trace.exception is not None and trace.exit_status == 0 and oom is None:
         caveats.append(f"a thread or process of the script failed: {trace.exception.type}: {trace.exception.message}")
     return tuple(caveats)
+
+
+_DECIDES_A_SIZE = "decides a size"
+
+
+def _unknown_read_caveats(trace: Trace) -> list[str]:
+    """One for the values that were looked at, and one for each place where such a value set the size of a tensor."""
+    looked_at = [read for read in trace.unknown_reads if _DECIDES_A_SIZE not in read.what]
+    caveats = []
+    if looked_at:
+        total = sum(read.count for read in looked_at)
+        places = list(dict.fromkeys(read.where for read in looked_at if read.where))
+        where = f" ({', '.join(places[:3])}{', ...' if len(places) > 3 else ''})" if places else ""
+        caveats.append(
+            f"{total} {'value was' if total == 1 else 'values were'} read that a virtual GPU does not know{where}; "
+            "what depends on them may take another path"
+        )
+    for read in trace.unknown_reads:
+        if _DECIDES_A_SIZE in read.what:
+            what = read.what[read.what.index(_DECIDES_A_SIZE) :]
+            caveats.append(f"at {read.where or 'an unknown line'} a value that is not known {what}")
+    return caveats
 
 
 _FIRST_CUDNN_THAT_PLANS = 90800
@@ -265,15 +280,17 @@ def _library_caveats(trace: Trace) -> list[str]:
             f"cuDNN {_cudnn(trace.cudnn_version)} cannot plan without a GPU (9.8 and newer can): the workspaces of "
             "convolutions follow a rule, and their sum may be off by some hundred MiB"
         )
-    if "cudnnRNNForward" in functions:
+    if functions & {"cudnnRNNForward", "cudnnCTCLoss", "cudnnCTCLoss_v8"}:
         caveats.append(
-            "the workspace and reserve space of cuDNN's recurrent nets are not documented: they are taken as what the "
+            "the workspaces of cuDNN's recurrent nets and CTC loss are not documented: they are taken as what the "
             "computation has to keep"
         )
     if "cufftXtExec" in functions:
         caveats.append("cuFFT's work areas are not documented: each is taken as large as the data it transforms")
     if any(function.startswith("cusolverDn") for function in functions):
         caveats.append("cuSOLVER's workspaces are not documented: LAPACK's formulas stand in")
+    if any(function.startswith("cusparse") for function in functions):
+        caveats.append("cuSPARSE's buffers are not documented: some bytes for each row stand in")
     if any(function.startswith("cuptiActivityEnable") for function in functions):
         caveats.append("a profiler was switched on in the script: on the virtual GPU it sees the host only")
     return caveats

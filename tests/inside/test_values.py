@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
+
 from .conftest import Captured, Run
 
 KNOWN = """
@@ -60,6 +62,12 @@ def test_an_unknown_value_is_a_stand_in_and_its_line_is_journaled(capture: Run) 
     assert said(run) == ["SAY 1.0", "SAY 0", "SAY (5000,)", "SAY True False"]
     places = {(line["what"].split(":")[0], line["where"].rpartition(":")[2]) for line in run.lines("unknown_read")}
     assert places == {("item", "7"), ("item", "8"), ("__getitem__", "9")}
+
+
+@pytest.mark.parametrize(("assume", "expected"), [("low", 0), ("typical", 5000), ("high", 10000)])
+def test_how_many_a_mask_of_unknown_values_selects_is_assumed_as_told(capture: Run, assume: str, expected: int) -> None:
+    script = PROLOGUE + "import torch\nx = torch.randn(100, 100, device=D)\nsay(x[x > 0].numel())"
+    assert said(capture(script, "cuda", assume=assume)) == [f"SAY {expected}"]
 
 
 def test_a_recycled_block_is_not_taken_for_its_former_value(capture: Run) -> None:

@@ -46,6 +46,8 @@ class CaptureOptions:
     values: bool = True
     events: Events = "late"
     """When work on another stream counts as done: as late as a real card could be, or at once."""
+    assume: Literal["low", "typical", "high"] = "typical"
+    """Where a value that is not known decides a size: none, half or all of the elements."""
     timeout_seconds: float | None = None
     stdout: Literal["inherit", "stderr"] = "inherit"
     """Where the script's standard output goes; `stderr` when ours carries the result."""
@@ -131,6 +133,7 @@ def _environment(
         "offline": options.offline,
         "history": options.history,
         "values": options.values,
+        "assume": options.assume,
     }
     paths = [str(_HERE / "bootstrap"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

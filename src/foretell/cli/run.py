@@ -49,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", metavar="N|auto|all", default="auto",
         help="training steps to run; auto: 3 or more, until the peak no longer grows (default)",
     )  # fmt: skip
+    job.add_argument(
+        "--assume", choices=["low", "typical", "high"], default="typical",
+        help="where a value nobody knows decides a size (a mask, detected boxes): take none, half or all",
+    )  # fmt: skip
     job.add_argument("--timeout", metavar="SECONDS", type=float, help="end a run that takes longer")
     job.add_argument("--keep-init", action="store_true", help="do not skip weight initialisation")
     job.add_argument("--keep-writes", metavar="DIR", type=Path, help="keep what the script wrote, in this folder")
@@ -91,6 +95,7 @@ def execute(options: argparse.Namespace) -> int:
         skip_init=not options.keep_init,
         offline=not options.online,
         events=options.events,
+        assume=options.assume,
         timeout_seconds=options.timeout,
         stdout="stderr" if options.json == "-" else "inherit",
     )

@@ -16,6 +16,8 @@ class Options:
         self.offline: bool = given.get("offline", True)
         self.history: bool = given.get("history", True)
         self.values: bool = given.get("values", True)
+        self.assume: Literal["low", "typical", "high"] = given.get("assume", "typical")
+        """How many elements a mask of unknown values selects: none, half, all."""
         self.phases: bool = given.get("phases", True)
         self.guards: bool = given.get("guards", True)
         """Refuse what cannot be estimated: several ranks, a card torch has no kernels for."""

@@ -6,8 +6,8 @@ bytes: a result is known when everything that went into it is. A TorchFunctionMo
 change the memory it observes.
 
 What is read although it is not known gets a stand-in: 1.0 for floating-point tensors of up to 16 Ki elements, otherwise
-0 and False. Where it decides a size (how many elements a mask selects), half of the elements are taken. Each such read
-is journaled with its line.
+0 and False. Where it decides a size (how many elements a mask selects), `--assume` says how many: none, half, all. Each
+such read is journaled with its line.
 """
 
 from __future__ import annotations
@@ -242,8 +242,9 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if all(not each.is_cuda or self._is_known(each) for each in decides):
             count = self._count(func, args, kwargs, decides[0])
         if count is None:
-            count = (decides[0].numel() + 1) // 2
-            self._note(func, decides[0], "decides a size; half of the elements is assumed")
+            assume = self._run.options.assume
+            count = {"low": 0, "typical": (decides[0].numel() + 1) // 2, "high": decides[0].numel()}[assume]
+            self._note(func, decides[0], f"decides a size, --assume {assume}: {count} of {decides[0].numel()}")
         out = self._answering(count, func, args, kwargs)
         self._answer_in_backward(count, args[0] if func is operators.SET_ITEM else out)
         return out
