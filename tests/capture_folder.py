@@ -30,7 +30,7 @@ class CaptureFolder:
 
     def torch(self) -> CaptureFolder:
         self.journal("process", pid=self.pid, argv=["train.py"], executable="python", python="3.11.7")
-        self.journal("torch", version="2.15.0+cu132", cuda="13.2", cudnn=92600, arch_list=["sm_86"])
+        self.journal("torch", version="2.15.0+cu132", cuda="13.2", cudnn=92600)
         return self.journal("cuda", device_count=1)
 
     def step(self, index: int, time_us: int, allocated: int, reserved: int, peak: tuple[int, int]) -> CaptureFolder:

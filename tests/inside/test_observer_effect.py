@@ -88,3 +88,17 @@ def test_all_counters_of_the_allocator_are_the_same_with_and_without_the_hooks(c
     hooked = capture(script + REPORT, steps="all").check()
     assert hooked.stdout == plain.check().stdout
     assert hooked.lines("cuda")
+
+
+def test_a_child_forked_before_cuda_starts_may_use_the_gpu(capture: Run) -> None:
+    """torch forbids CUDA in a forked child once the parent has initialised it, or only asked for its kernels."""
+    script = """
+        import os, torch
+        import torch._dynamo
+        child = os.fork()
+        if child == 0:
+            torch.zeros(4, device="cuda")
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+    assert capture(script).check().said == ["0"]

@@ -207,7 +207,7 @@ def _assemble(
         torch_version=_optional(torch.get("version")),
         cuda_version=_optional(torch.get("cuda")),
         cudnn_version=torch.get("cudnn"),
-        arch_list=tuple(torch.get("arch_list") or ()),
+        arch_list=tuple((anywhere("cuda") or [{}])[0].get("arch_list") or ()),
         pid=pid,
         num_gpu_processes=num_gpu_processes,
         allocator=AllocatorSettings.parse(_allocator_conf()),

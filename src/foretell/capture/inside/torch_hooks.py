@@ -17,10 +17,7 @@ from .trainers import Trainers
 
 
 def install_torch_hooks(run: Run, torch: Any) -> None:
-    arch_list = _arch_list(torch)
-    run.journal.write(
-        "torch", version=torch.__version__, cuda=torch.version.cuda, cudnn=_cudnn_version(torch), arch_list=arch_list
-    )
+    run.journal.write("torch", version=torch.__version__, cuda=torch.version.cuda, cudnn=_cudnn_version(torch))
     peaks, phases, trainers = Peaks(), Phases(run), Trainers(run)
     loaders = Loaders(run, peaks, phases)
     options = run.options
@@ -28,7 +25,7 @@ def install_torch_hooks(run: Run, torch: Any) -> None:
         ("peaks", True, lambda: peaks.install(run, torch)),
         ("optimizer steps", True, lambda: Steps(run, peaks).install()),
         ("phases", options.phases, lambda: phases.install(torch)),
-        ("the start of CUDA", True, lambda: _when_cuda_starts(run, torch, phases, arch_list)),
+        ("the start of CUDA", True, lambda: _when_cuda_starts(run, torch, phases)),
         ("trainers", options.steps != "all", trainers.install),
         ("DataLoaders", options.steps != "all", lambda: loaders.install(torch)),
         ("the end of training", options.steps != "all", Stopping(run, peaks, loaders, trainers).install),
@@ -41,9 +38,11 @@ def install_torch_hooks(run: Run, torch: Any) -> None:
             run.guarded(name, install)
 
 
-def _when_cuda_starts(run: Run, torch: Any, phases: Phases, arch_list: list[str]) -> None:
+def _when_cuda_starts(run: Run, torch: Any, phases: Phases) -> None:
     def cuda_starts() -> None:
-        run.journal.write("cuda", device_count=torch.cuda.device_count())
+        # Not before: asking torch for it makes CUDA unusable in children forked later, initialised or not.
+        arch_list = _arch_list(torch)
+        run.journal.write("cuda", device_count=torch.cuda.device_count(), arch_list=arch_list)
         if run.options.guards:
             kernels.refuse_card_without_kernels(run, torch, arch_list)
         oom.install(run, torch)
