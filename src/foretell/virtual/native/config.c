@@ -95,6 +95,14 @@ int foretell_physical_device_count(void) {
     return num_physical;
 }
 
+/* NVML counts the cards of the machine, CUDA those that are visible; -1: this process does not see that card. */
+EXPORT int foretell_visible_index(int physical_device);
+int foretell_visible_index(int physical_device) {
+    for (int i = 0; i < visible_device_count(); i++)
+        if (physical[i] == physical_device) return i;
+    return -1;
+}
+
 /* For NVML and the tests. */
 EXPORT int foretell_card(char *name, int name_bytes, int64_t *total, int64_t *context);
 int foretell_card(char *name, int name_bytes, int64_t *total, int64_t *context) {

@@ -11,6 +11,7 @@
 
 extern int cudaRuntimeGetVersion(int *version);
 extern int cudaDeviceGetAttribute(int *value, int attribute, int device);
+extern int foretell_visible_index(int physical_device);
 extern int foretell_card(char *name, int name_bytes, int64_t *total, int64_t *context);
 extern int foretell_device_usage(int device, uint64_t *used, uint64_t *peak_used, uint64_t *library_bytes, uint32_t *libraries);
 
@@ -67,13 +68,13 @@ typedef struct { unsigned version; unsigned long long total, reserved, free, use
 static int memory_of(void *handle, Memory *memory) {
     char name[4];
     int64_t total, context;
-    uint64_t used, peak, library;
+    uint64_t used = 0, peak, library = 0;
     uint32_t libraries;
     if (index_of(handle) < 0) return NVML_INVALID_ARGUMENT;
     foretell_card(name, sizeof name, &total, &context);
-    foretell_device_usage(index_of(handle), &used, &peak, &library, &libraries);
+    bool has_context = foretell_device_usage(foretell_visible_index(index_of(handle)), &used, &peak, &library, &libraries) == 0;
     memory->total = (unsigned long long)total;
-    memory->used = used + library + (unsigned long long)context;
+    memory->used = used + library + (has_context ? (unsigned long long)context : 0);
     memory->free = memory->total - memory->used;
     return 0;
 }

@@ -60,7 +60,7 @@ void use_library(enum Library library) {
 
 /* For capture/inside and the tests. */
 EXPORT int foretell_device_usage(int device, uint64_t *used, uint64_t *peak_used, uint64_t *library_bytes, uint32_t *libraries) {
-    if (device < 0 || device >= MAX_DEVICES) return ERROR_INVALID_DEVICE;
+    if (device < 0 || device >= MAX_DEVICES || !devices[device].has_context) return ERROR_INVALID_DEVICE;
     lock();
     *used = devices[device].used;
     *peak_used = devices[device].peak_used;
