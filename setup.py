@@ -21,7 +21,7 @@ from setuptools.command.build import build
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = Path("src/foretell/virtual")
-FLAGS = ["-O2", "-g", "-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+FLAGS = ["-O2", "-g", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-shared", "-Wall", "-Wextra", "-Werror"]
 NO_COMPILER = """
 foretell's virtual GPU is written in C and there is no C compiler here ({compiler!r} was not found).
   Debian, Ubuntu:  apt install gcc libc6-dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import re
 from pathlib import Path
@@ -44,7 +45,16 @@ def test_no_function_is_both_implemented_and_listed_as_missing() -> None:
     assert implemented & set(listed) == set()
 
 
+def test_nothing_but_cudas_names_and_our_own_is_offered_to_other_programs() -> None:
+    """A preloaded library's names come before everybody's: a plain `lock` would take the place of a program's own."""
+    names = re.compile(r"_*cuda|cu[A-Z]|cublas|cudnn|cufft|cusolver|cusparse|cupti|nccl|nvshmem|foretell_|libcudart")
+    assert {name for name in OFFERED if not names.match(name)} == set()
+
+
 def test_a_function_whose_signature_differs_has_a_version_for_cuda_12_and_for_cuda_13() -> None:
-    text = library_paths().cuda.read_bytes()
-    for version in (b"libcudart.so.12", b"libcudart.so.13"):
-        assert version in text
+    library = ctypes.CDLL(str(library_paths().cuda))
+    find = ctypes.CDLL(None).dlvsym
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]
+    found = [find(library._handle, b"cudaStreamGetCaptureInfo", v) for v in (b"libcudart.so.12", b"libcudart.so.13")]
+    assert all(found)
+    assert found[0] != found[1]
