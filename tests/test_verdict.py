@@ -137,6 +137,14 @@ def test_a_value_that_is_not_known_but_decides_a_size_names_its_line_and_what_is
     assert not any("was read" in caveat for caveat in caveats)
 
 
+def test_workspaces_by_rule_are_a_caveat_and_those_cudnn_planned_are_not(tmp_path: Path) -> None:
+    for function, is_ruled in (("cudnnBackendExecute (by rule)", True), ("cudnnBackendExecute", False)):
+        folder = tmp_path / str(is_ruled)
+        folder.mkdir()
+        caveats = estimate_of(training_run(folder).native(4, function, 0).trace()).caveats
+        assert any("follow a rule" in caveat for caveat in caveats) is is_ruled
+
+
 def test_bytes_taken_from_the_driver_by_others_than_pytorch_are_library_bytes(tmp_path: Path) -> None:
     folder = training_run(tmp_path).native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 10 * MIB)
     folder.native(4, "cublasGemmEx", 0)

@@ -268,16 +268,13 @@ def _unknown_read_caveats(trace: Trace) -> list[str]:
     return caveats
 
 
-_FIRST_CUDNN_THAT_PLANS = 90800
-
-
 def _library_caveats(trace: Trace) -> list[str]:
     """What the virtual GPU had to model of NVIDIA's libraries, because they cannot be asked."""
     caveats = []
     functions = _library_functions(trace)
-    if "cudnnBackendExecute" in functions and (trace.cudnn_version or 0) < _FIRST_CUDNN_THAT_PLANS:
+    if "cudnnBackendExecute (by rule)" in functions:
         caveats.append(
-            f"cuDNN {_cudnn(trace.cudnn_version)} cannot plan without a GPU (9.8 and newer can): the workspaces of "
+            f"cuDNN {_cudnn(trace.cudnn_version)} did not plan without a GPU (9.8 and newer do): the workspaces of "
             "convolutions follow a rule, and their sum may be off by some hundred MiB"
         )
     if functions & {"cudnnRNNForward", "cudnnCTCLoss", "cudnnCTCLoss_v8"}:

@@ -14,7 +14,7 @@ from pathlib import Path
 _CUDA = re.compile(r"(?:__)?cuda[A-Z_]|cu[A-Z]|(?:cublas|cudnn|nccl|cufft|cusparse|cusolver|cupti|nvml|curand)[A-Z_L]")
 # Left to NVIDIA's own libraries beside torch, which need no card for them: plain descriptors, versions, error texts.
 _SERVED_BY_THE_REAL_ONES = re.compile(
-    r"cuFile|cudss|cudnn(?:Create|Destroy|Set|Get)(?!.*Backend)\w*(?:Descriptor|Version|Property|ErrorString)\w*"
+    r"cudss|cudnn(?:Create|Destroy|Set|Get)(?!.*Backend)\w*(?:Descriptor|Version|Property|ErrorString)\w*"
     r"|cudnnSetConvolution(?:GroupCount|MathType)"
     r"|cusparse(?:GetError(?:String|Name)|Create(?!IdentityPermutation)\w+|Destroy\w+|SetMat\w+|CsrSet\w+|DnMatSet\w+|SpMat\w+"
     r"|SpGEMM_(?:create|destroy)Descr|SpS[MV]_(?:create|destroy)Descr)"

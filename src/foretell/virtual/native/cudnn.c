@@ -96,9 +96,6 @@ static bool planner(void) {
     return plans_itself;
 }
 
-/* capture/inside says in the result where workspaces come from. */
-EXPORT int foretell_cudnn_plans_itself(void) { return planner(); }
-
 static int leave(int status) { is_inside = false; return status; }
 #define INSIDE(call) (is_inside = true, leave(call))
 
@@ -225,14 +222,14 @@ EXPORT int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, i
     return status;
 }
 
-/* Logged: workspace, descriptor type of the operation, bytes of x, y and w. */
+/* Logged: workspace, descriptor type of the operation, bytes of x, y and w; the name tells the reader where the workspace came from. */
 EXPORT int cudnnBackendExecute(void *handle UNUSED, void *plan, void *pack UNUSED) {
     const Operation *o = &((Descriptor *)plan)->operation;
     const Shape *shapes[3] = {&o->x, &o->y, &o->w};
     int64_t workspace = 0, sizes[3];
     for (int i = 0; i < 3; i++) sizes[i] = elements(shapes[i], false) * element_bytes(shapes[i]->data_type);
     if (is_logging() && cudnnBackendGetAttribute(plan, PLAN_WORKSPACE, TYPE_INT64, 1, NULL, &workspace)) workspace = 0;
-    library_call("cudnnBackendExecute", workspace, o->type, sizes[0], sizes[1], sizes[2]);
+    library_call(planner() ? "cudnnBackendExecute" : "cudnnBackendExecute (by rule)", workspace, o->type, sizes[0], sizes[1], sizes[2]);
     return 0;
 }
 

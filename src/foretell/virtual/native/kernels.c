@@ -54,8 +54,6 @@ Kernel *new_kernel(const char *name) {
     return kernel;
 }
 
-const char *kernel_name(const Kernel *kernel) { return kernel->name; }
-
 /* ---- registration: called by the code nvcc puts into every library ----------------------------------------------- */
 
 typedef struct { int magic, version; const void *data; void *filename; } FatBinaryWrapper;

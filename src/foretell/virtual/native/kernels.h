@@ -8,7 +8,6 @@ typedef struct { unsigned x, y, z; } Dim3;
 
 Kernel *kernel_of(const void *function);  /* a host stub or a handle; NULL: unknown */
 Kernel *new_kernel(const char *name);     /* one that came from a module or library loaded at run time */
-const char *kernel_name(const Kernel *kernel);
 int launch_kernel(Kernel *kernel, Dim3 grid, Dim3 block, size_t shared, void *stream);
 int kernel_attribute(Kernel *kernel, int attribute, int *value); /* CUfunction_attribute */
 int set_kernel_attribute(Kernel *kernel, int attribute, int value);

@@ -69,13 +69,11 @@ static void flush_locked(void) {
     num_buffered = 0;
 }
 
-void log_flush(void) {
+__attribute__((destructor)) static void flush_at_exit(void) {
     pthread_mutex_lock(&log_mutex);
     flush_locked();
     pthread_mutex_unlock(&log_mutex);
 }
-EXPORT void foretell_flush_log(void) { log_flush(); }
-__attribute__((destructor)) static void flush_at_exit(void) { log_flush(); }
 
 static uint32_t number_of(const char *name) {
     size_t slot = ((uintptr_t)name >> 3) * 2654435761u % NAME_SLOTS;

@@ -22,7 +22,7 @@ enum {
     ERROR_INVALID_CONFIGURATION = 9, ERROR_INVALID_SYMBOL = 13, ERROR_NO_DEVICE = 100, ERROR_INVALID_DEVICE = 101,
     ERROR_NO_KERNEL_IMAGE = 209, ERROR_INVALID_HANDLE = 400, ERROR_NOT_FOUND = 500, ERROR_NOT_READY = 600,
     ERROR_PEER_ALREADY_ENABLED = 704, ERROR_NOT_PERMITTED = 800, ERROR_NOT_SUPPORTED = 801,
-    ERROR_CAPTURE_UNMATCHED = 903, ERROR_ILLEGAL_STATE = 401,
+    ERROR_CAPTURE_UNMATCHED = 903,
 };
 
 /* ---- the card (config.c) ------------------------------------------------------------------------------------- */
@@ -94,7 +94,6 @@ void host_synchronizes(int device);
 enum LogKind { LOG_ALLOCATION = 1, LOG_FREE, LOG_LAUNCH, LOG_LIBRARY, LOG_UNIMPLEMENTED, LOG_UNKNOWN_READ, LOG_OUT_OF_MEMORY };
 bool is_logging(void);
 void log_event(enum LogKind kind, const char *name, int64_t a0, int64_t a1, int64_t a2, int64_t a3, int64_t a4, int64_t a5);
-void log_flush(void);
 /* Says on stderr, once per function, that it does not exist here; counted for the result. Returns `code`. */
 int unimplemented(const char *function, int code);
 /* Finds `function` in the real library that the process has loaded; NULL when there is none. */
