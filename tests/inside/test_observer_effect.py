@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Run
+from .conftest import BOOTSTRAP, Run
 
 RESNET = """
     try:
@@ -75,7 +75,12 @@ REPORT = """
     stats = torch.cuda.memory_stats()
     print([stats[f"{what}.all.{how}"] for what in ("allocated_bytes", "reserved_bytes", "segment", "allocation")
            for how in ("current", "peak", "allocated")])
-"""
+    # The hooks wait for torch's backward threads before Python ends (autograd_threads.py); without them, this does.
+    import sys
+    sys.path.insert(0, "INSIDE")
+    from autograd_threads import wait_for_autograd
+    wait_for_autograd(torch)
+""".replace("INSIDE", str(BOOTSTRAP.parent / "inside"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import distributed, kernels, oom, skip_init, values
+from .autograd_threads import wait_for_autograd
 from .history import History
 from .loaders import Loaders
 from .peaks import Peaks
@@ -36,6 +37,7 @@ def install_torch_hooks(run: Run, torch: Any) -> None:
     for name, is_on, install in hooks:
         if is_on:  # one hook that does not fit this torch must not take the others with it
             run.guarded(name, install)
+    run.before_end.append(lambda: wait_for_autograd(torch))
 
 
 def _when_cuda_starts(run: Run, torch: Any, phases: Phases) -> None:

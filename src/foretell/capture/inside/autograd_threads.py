@@ -1,0 +1,24 @@
+"""Lets torch's backward threads finish before Python goes away.
+
+A backward pass runs in a thread per GPU. When it is done, that thread drops the last reference to the pass, which
+since torch 2.15 holds a Python object; if Python is being shut down at that moment, the process aborts ("terminate
+called without an active exception"). On a virtual GPU a script that ends right after its last backward pass is fast
+enough to meet this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def wait_for_autograd(torch: Any) -> None:
+    """Each thread takes its work in order: once it has done an empty pass, it has let go of the one before."""
+    if not torch.cuda.is_initialized():
+        return
+    engine = torch.autograd.Variable._execution_engine
+    with torch._C.DisableTorchFunction(), torch.enable_grad():
+        for device in range(torch.cuda.device_count()):
+            if torch.cuda.max_memory_reserved(device):
+                nothing = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
+                # Not backward(): that would give the empty pass a Python object to let go of, too.
+                engine.run_backward((nothing.clone(),), (torch.empty_like(nothing),), False, False, (nothing,))
