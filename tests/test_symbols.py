@@ -33,6 +33,17 @@ def test_every_function_torch_imports_is_offered() -> None:
     assert symbols.cuda_imports(libraries) - OFFERED == set()
 
 
+def test_every_function_of_the_cuda_runtime_is_offered_to_extensions() -> None:
+    """One that is not would go to NVIDIA's own library, which finds no driver of its own and fails with odd errors."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = spec.submodule_search_locations if spec is not None else []
+    runtimes = [path for folder in folders or [] for path in Path(folder).rglob("libcudart.so.*")]
+    if not runtimes:
+        pytest.skip("no CUDA runtime is installed")
+    functions = {name for path in runtimes for name in symbols.dynamic_symbols(path)[1] if "cuda" in name[:6]}
+    assert functions - OFFERED - {"cudaCreateChannelDesc"} == set()
+
+
 def test_no_function_is_both_implemented_and_listed_as_missing() -> None:
     listed = re.findall(r"F\((\w+), \w+\)", (NATIVE / "unimplemented.inc").read_text().partition("*/")[2])
     assert len(listed) == len(set(listed))

@@ -67,9 +67,9 @@ def test_half_a_line_and_half_a_record_of_a_killed_process_are_left_out(tmp_path
 
 def test_unimplemented_functions_of_the_native_log_and_the_journal_count_once(tmp_path: Path) -> None:
     folder = CaptureFolder(tmp_path).torch().native(5, "cufftExecC2C").native(5, "cusolverDnSgetrf")
-    folder.journal("unimplemented", name="cufftExecC2C", where="t.py:4")
-    named = {function.what: function.where for function in folder.trace().unimplemented}
-    assert named == {"cufftExecC2C": "t.py:4", "cusolverDnSgetrf": None}
+    folder.journal("unimplemented", name="cufftExecC2C", operator="torch.fft.fft", where="t.py:4")
+    named = {function.name: (function.operator, function.where) for function in folder.trace().unimplemented}
+    assert named == {"cufftExecC2C": ("torch.fft.fft", "t.py:4"), "cusolverDnSgetrf": (None, None)}
 
 
 def test_the_size_of_an_oom_without_one_is_read_from_pytorchs_words(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from foretell.errors import ScriptError, UnsupportedError
 from foretell.overhead import overhead
 from foretell.records import Estimate, OutOfMemory, PeakMemory, StepPeak
 from foretell.replay import ReplayError, step_peaks
-from foretell.trace import Counted, DeviceMemory, Trace
+from foretell.trace import DeviceMemory, MissingFunction, Trace
 from foretell.units import format_bytes
 
 
@@ -65,6 +65,8 @@ def estimate_of(trace: Trace) -> Estimate:
 def _refuse(trace: Trace) -> None:
     for reason in trace.unsupported:
         raise UnsupportedError(f"{_sentence(reason.what)} {_sentence(reason.hint)}".strip())
+    if trace.unimplemented:  # also when the script went on: a real card would have gone another way
+        raise UnsupportedError(_not_implemented(trace.unimplemented))
     if trace.is_timed_out:
         raise ScriptError(
             f"the script had not ended when its time was up (--timeout), after {_where_it_was(trace)}. It was ended. "
@@ -78,8 +80,6 @@ def _where_it_was(trace: Trace) -> str:
 
 def _refuse_failure(trace: Trace) -> None:
     if trace.exit_status != 0:
-        if trace.unimplemented:
-            raise UnsupportedError(_not_implemented(trace.unimplemented))
         raise ScriptError(_failure(trace))
     if not (trace.final or trace.steps or len(trace.driver.time_us)):
         hint = "Does it choose the device by an option or an environment variable (CUDA_VISIBLE_DEVICES)?"
@@ -115,13 +115,20 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _not_implemented(functions: tuple[Counted, ...]) -> str:
-    named = ", ".join(f"{f.what}{f' (at {f.where})' if f.where else ''}" for f in functions[:5])
-    more = f" and {len(functions) - 5} more" if len(functions) > 5 else ""
+def _not_implemented(functions: tuple[MissingFunction, ...]) -> str:
+    named = "; ".join(_called_by(function) for function in functions[:5])
+    more = f"; and {len(functions) - 5} more" if len(functions) > 5 else ""
     return (
-        f"the script failed on a CUDA function foretell's virtual GPU does not implement yet: {named}{more}. "
-        "Please report it, with the lines above."
+        f"this script needs CUDA functions that the virtual GPU does not have yet: {named}{more}. What it would need "
+        "on a real card is therefore not known. Please open an issue with foretell, with this message and what "
+        "`foretell doctor` prints."
     )
+
+
+def _called_by(function: MissingFunction) -> str:
+    operator = f", called by {function.operator}" if function.operator else ""
+    where = f", at {function.where}" if function.where else ""
+    return f"{function.name}{operator}{where}"
 
 
 def _sentence(text: str) -> str:
@@ -188,6 +195,15 @@ def _bytes_not_of_pytorch(trace: Trace, counters: DeviceMemory) -> int:
     return max(0, max(in_use, default=0) - counters.peak_reserved_bytes)
 
 
+def _peak_managed_bytes(trace: Trace) -> int:
+    driver, in_use, peak = trace.driver, 0, 0
+    for name, size, is_free in zip(driver.name, driver.size, driver.is_free, strict=True):
+        if name < len(trace.names) and trace.names[name] == "cudaMallocManaged":
+            in_use += -size if is_free else size
+            peak = max(peak, in_use)
+    return peak
+
+
 def _steps(trace: Trace, device: int) -> tuple[tuple[StepPeak, ...], tuple[str, ...]]:
     """The peaks of each step, from the history where it is whole, else PyTorch's counters, which never fall."""
     settings = trace.allocator
@@ -220,9 +236,16 @@ def _caveats(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[s
         caveats.append(
             f"{trace.num_gpu_processes} processes used the GPU; this is the one that held the most, not their sum"
         )
-    devices = {d.device for d in trace.final if d.peak_reserved_bytes}
+    devices = {d.device: d for d in trace.final if d.peak_reserved_bytes}
     if len(devices) > 1:
-        caveats.append(f"{len(devices)} devices were used; this is the one that held the most")
+        each = ", ".join(f"cuda:{index} {format_bytes(d.peak_reserved_bytes)}" for index, d in sorted(devices.items()))
+        caveats.append(f"{len(devices)} devices were used (reserved: {each}); this is the one that held the most")
+    managed_bytes = _peak_managed_bytes(trace)
+    if managed_bytes:
+        caveats.append(
+            f"up to {format_bytes(managed_bytes)} of managed memory, as paged optimizers use, is not in these numbers: "
+            "it lies on the card as long as there is room and moves to the host when there is none"
+        )
     if oom is None and trace.ooms:
         first = trace.ooms[0].oom
         times = "once" if len(trace.ooms) == 1 else f"{len(trace.ooms)} times"
@@ -233,9 +256,6 @@ def _caveats(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[s
         over = format_bytes(peak.device_high_bytes - trace.gpu.total_bytes)
         caveats.append(f"close to the limit: at the upper end of the interval it would be {over} over")
     caveats += _unknown_read_caveats(trace)
-    if trace.unimplemented:
-        names = ", ".join(dict.fromkeys(f.what for f in trace.unimplemented))
-        caveats.append(f"CUDA functions that are not implemented yet failed, and the script went on: {names}")
     caveats += _library_caveats(trace)
     if not trace.steps and oom is None:
         caveats.append("no optimizer step was seen: this is the peak of the whole run")
@@ -261,10 +281,14 @@ def _unknown_read_caveats(trace: Trace) -> list[str]:
             f"{total} {'value was' if total == 1 else 'values were'} read that a virtual GPU does not know{where}; "
             "what depends on them may take another path"
         )
+    sizes: dict[str | None, dict[str, None]] = {}
     for read in trace.unknown_reads:
         if _DECIDES_A_SIZE in read.what:
-            what = read.what[read.what.index(_DECIDES_A_SIZE) :]
-            caveats.append(f"at {read.where or 'an unknown line'} a value that is not known {what}")
+            sizes.setdefault(read.where, {})[read.what[read.what.index(_DECIDES_A_SIZE) :]] = None
+    for place, whats in sizes.items():
+        what, *others = whats
+        more = f", and {len(others)} more like it there" if others else ""
+        caveats.append(f"at {place or 'an unknown line'} a value that is not known {what}{more}")
     return caveats
 
 
@@ -288,6 +312,11 @@ def _library_caveats(trace: Trace) -> list[str]:
         caveats.append("cuSOLVER's workspaces are not documented: LAPACK's formulas stand in")
     if any(function.startswith("cusparse") for function in functions):
         caveats.append("cuSPARSE's buffers are not documented: some bytes for each row stand in")
+    if any(function.endswith("(entries not known)") for function in functions):
+        caveats.append(
+            "a product or sum of sparse matrices has as many entries as their indices say, which were not known: the "
+            "most it can have is taken"
+        )
     if any(function.startswith("cuptiActivityEnable") for function in functions):
         caveats.append("a profiler was switched on in the script: on the virtual GPU it sees the host only")
     return caveats

@@ -113,3 +113,48 @@ def test_gradients_are_taken_for_finite_so_that_no_step_is_skipped(capture: Run)
     run = capture(script, "cuda")
     assert said(run) == ["SAY 2 65536.0"]
     assert run.lines("unknown_read") == []
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_values_are_known_in_a_module_that_runs_again_for_its_backward(capture: Run, reentrant: bool) -> None:
+    script = f"""
+        import torch
+        from torch.utils.checkpoint import checkpoint
+        mask = torch.tensor([True, False, True, True]).cuda()
+        def forward(x):
+            kept = x[mask]
+            print(mask.sum().item(), tuple(kept.shape), torch.arange(6, device="cuda").tolist())
+            return kept.sin()
+        x = torch.ones(4, 3, device="cuda", requires_grad=True)
+        checkpoint(forward, x, use_reentrant={reentrant}).sum().backward()
+        """
+    run = capture(script).check()
+    assert run.said == ["3 (3, 3) [0, 1, 2, 3, 4, 5]"] * 2
+    assert not run.lines("unknown_read")
+
+
+def test_check_of_a_distribution_is_answered_behind_a_mode_of_the_script(capture: Run) -> None:
+    script = """
+        import torch
+        from torch.overrides import TorchFunctionMode
+        class Passing(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                return func(*args, **(kwargs or {}))
+        logits = torch.nn.Linear(64, 4096).cuda()(torch.rand(8, 64, device="cuda"))
+        with Passing():
+            print(tuple(torch.distributions.Categorical(logits=logits).entropy().shape))
+        """
+    assert capture(script).check().said == ["(8,)"]
+
+
+def test_mask_of_floats_that_is_made_as_a_constant_is_known(capture: Run) -> None:
+    script = """
+        import torch
+        mask = torch.ones(2, 2048, device="cuda")
+        print(bool((mask > 0).all()), torch.zeros(2, 2048, device="cuda").bool().any().item())
+        hidden = torch.nn.Linear(8, 8).cuda()(torch.rand(2, 64, 8, device="cuda"))
+        print(bool(hidden.new_ones(2, 64).all()), bool(torch.zeros_like(hidden).any()))
+        """
+    run = capture(script).check()
+    assert run.said == ["True False", "True False"]
+    assert not run.lines("unknown_read")

@@ -19,7 +19,10 @@ int cudaGetDeviceCount(int *), cudaSetDevice(int), cudaGetDevice(int *), cudaMal
     cudaEventElapsedTime(float *, void *, void *), cudaStreamCreateWithPriority(void **, unsigned, int), cudaStreamSynchronize(void *),
     cudaStreamDestroy(void *), cudaStreamBeginCapture(void *, int), cudaStreamEndCapture(void *, void **), cudaStreamIsCapturing(void *, int *),
     cudaGraphInstantiate(void **, void *, unsigned long long), cudaGraphLaunch(void *, void *), cudaGraphDestroy(void *),
-    cudaGraphExecDestroy(void *), cudaGraphGetNodes(void *, void **, size_t *), cudaIpcGetMemHandle(void *, void *);
+    cudaGraphExecDestroy(void *), cudaGraphGetNodes(void *, void **, size_t *), cudaStreamBeginCaptureToGraph(void);
+int cudaMallocManaged(void **, size_t, unsigned), cudaMemPrefetchAsync(const void *, size_t), cudaMemAdvise(const void *, size_t);
+typedef struct { char bytes[64]; } Handle;
+int cudaIpcGetMemHandle(Handle *, void *), cudaIpcOpenMemHandle(void **, Handle, unsigned), cudaIpcCloseMemHandle(void *), cudaIpcGetEventHandle(Handle *, void *);
 int cuMemAddressReserve(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long), cuMemAddressFree(uintptr_t, size_t),
     cuMemCreate(uint64_t *, size_t, const void *, unsigned long long), cuMemRelease(uint64_t), cuMemUnmap(uintptr_t, size_t),
     cuMemMap(uintptr_t, size_t, size_t, uint64_t, unsigned long long), cuMemGetAddressRange_v2(uintptr_t *, size_t *, uintptr_t),
@@ -28,7 +31,8 @@ int cuMemAddressReserve(uintptr_t *, size_t, size_t, uintptr_t, unsigned long lo
     cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 struct PointerAttributes { int type, device; void *device_pointer, *host_pointer; };
 int cudaPointerGetAttributes(struct PointerAttributes *, const void *);
-void foretell_know(uintptr_t, size_t), foretell_forget(uintptr_t, size_t), foretell_real_copies(int);
+void foretell_know(uintptr_t, size_t), foretell_forget(uintptr_t, size_t), foretell_abandon(uintptr_t, size_t), foretell_publish(uintptr_t, size_t),
+    foretell_real_copies(int);
 int foretell_is_known(uintptr_t, size_t), foretell_unimplemented_count(void);
 const char *foretell_unimplemented_name(int);
 
@@ -208,16 +212,128 @@ static void impossible_launches_are_refused(void) {
     cudaGetLastError();
 }
 
+struct Parameters { long count; float *written; char rest[496]; };
+
+static void what_an_extensions_kernel_may_write_is_forgotten(void) {
+    void *scale, *fill, *address;
+    CHECK(cuModuleGetFunction(&scale, NULL, "_Z5scaleIfEvPKT_PS0_i") == 0); /* void scale<float>(float const*, float*, int) */
+    CHECK(cuModuleGetFunction(&fill, NULL, "_Z4fill10Parameters") == 0);    /* fill(Parameters) */
+    CHECK(cudaMalloc(&address, 4096) == 0);
+    uintptr_t read = (uintptr_t)address, written = read + 1024, inside = read + 2048;
+    foretell_know(read, 512), foretell_know(written, 512), foretell_know(inside, 512);
+    int count = 4;
+    void *arguments[] = {&read, &written, &count};
+    CHECK(cuLaunchKernel(scale, 1, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL) == 0);
+    CHECK(foretell_is_known(read, 512) && !foretell_is_known(written, 4) && foretell_is_known(inside, 512));
+    struct Parameters parameters = {.count = count, .written = (float *)inside};
+    void *structure[] = {&parameters};
+    CHECK(cuLaunchKernel(fill, 1, 1, 1, 32, 1, 1, 0, NULL, structure, NULL) == 0);
+    CHECK(foretell_is_known(read, 512) && !foretell_is_known(inside, 4));
+    CHECK(cudaFree(address) == 0);
+}
+
+static void managed_memory_is_not_charged_and_takes_advice(void) {
+    size_t before = free_bytes();
+    void *managed, *device;
+    CHECK(cudaMallocManaged(&managed, 3 * MIB, 1) == 0 && cudaMalloc(&device, MIB) == 0);
+    CHECK(before - free_bytes() == 2 * MIB);
+    memset(managed, 1, 3 * MIB); /* the host reaches it */
+    CHECK(cudaMemPrefetchAsync(managed, MIB) == 0 && cudaMemAdvise(managed, MIB) == 0);
+    CHECK(cudaMemPrefetchAsync(device, MIB) == 1);
+    CHECK(cudaFree(managed) == 0 && cudaFree(device) == 0 && free_bytes() == before);
+}
+
 static void what_is_not_implemented_fails_with_its_name(void) {
-    void *a, *function;
+    void *function;
     int status;
-    char handle[64];
-    CHECK(cudaMalloc(&a, MIB) == 0);
-    CHECK(cudaIpcGetMemHandle(handle, a) == 801);
-    CHECK(foretell_unimplemented_count() == 1 && !strcmp(foretell_unimplemented_name(0), "cudaIpcGetMemHandle"));
+    CHECK(cudaStreamBeginCaptureToGraph() == 801);
+    CHECK(foretell_unimplemented_count() == 1 && !strcmp(foretell_unimplemented_name(0), "cudaStreamBeginCaptureToGraph"));
     CHECK(cuGetProcAddress_v2("cuMemGetAddressRange", &function, 12000, 0, &status) == 0 && function == (void *)cuMemGetAddressRange_v2);
     CHECK(cuGetProcAddress_v2("cuNoSuchFunction", &function, 12000, 0, &status) == 500 && status == 1);
+}
+
+/* ---- two processes: the other one is this program again, which gets the handle and answers by its exit code ------------------- */
+
+enum { READS = 1, WRITES, FORGETS, FREES };
+
+static int other_process(const char *what, const char *handle_in_hex) {
+    Handle handle;
+    for (size_t i = 0; i < sizeof handle; i++) sscanf(handle_in_hex + 2 * i, "%2hhx", (unsigned char *)&handle.bytes[i]);
+    size_t before = free_bytes();
+    int *a, *again, values[4] = {0}, task = atoi(what);
+    CHECK(cudaIpcOpenMemHandle((void **)&a, handle, 1) == 0 && cudaIpcOpenMemHandle((void **)&again, handle, 1) == 0 && a == again);
+    CHECK(free_bytes() == before); /* the owner has paid */
+    CHECK(cudaFree(a) == 1); /* closed, not freed */
+    CHECK(foretell_is_known((uintptr_t)a, 12) && !foretell_is_known((uintptr_t)a, 16)); /* the fourth is unknown to the owner */
+    CHECK(cudaMemcpy(values, a, sizeof values, 2) == 0 && values[0] == 1 && values[2] == 3 && values[3] == 0);
+    launch(1);
+    CHECK(foretell_is_known((uintptr_t)a, 12));
+    if (task == WRITES) {
+        CHECK(cudaMemcpy(a, (int[]){9}, 4, 1) == 0 && !foretell_is_known((uintptr_t)a, 4)); /* not before the host confirms it */
+        foretell_know((uintptr_t)a, 4);
+    }
+    if (task == FORGETS) foretell_forget((uintptr_t)a + 4, 4);
+    if (task == FREES) foretell_abandon((uintptr_t)a, 12); /* its tensor died here; the owner's did not */
+    CHECK(cudaIpcCloseMemHandle(a) == 0 && foretell_is_known((uintptr_t)a, 4)); /* opened twice, so still open */
+    CHECK(cudaIpcCloseMemHandle(a) == 0 && !foretell_is_known((uintptr_t)a, 4) && cudaIpcCloseMemHandle(a) == 1);
+    return num_failures != 0;
+}
+
+static void in_another_process(int task, const Handle *handle) {
+    char what[8], hex[2 * sizeof *handle + 1];
+    snprintf(what, sizeof what, "%d", task);
+    for (size_t i = 0; i < sizeof *handle; i++) snprintf(hex + 2 * i, 3, "%02x", (unsigned char)handle->bytes[i]);
+    pid_t child = fork();
+    if (child == 0) {
+        execl("/proc/self/exe", "other", what, hex, (char *)NULL);
+        _exit(99);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void another_process_maps_the_memory_and_what_is_known_of_it(void) {
+    int *a, values[4] = {1, 2, 3, 4}, back[4] = {0};
+    void *mine, *event;
+    Handle handle;
+    CHECK(cudaMalloc((void **)&a, 4 * MIB) == 0 && cudaMemcpy(a, values, sizeof values, 1) == 0);
+    foretell_know((uintptr_t)a, 12);
+    CHECK(cudaIpcGetMemHandle(&handle, a) == 0 && cudaIpcOpenMemHandle(&mine, handle, 1) == 201); /* not one's own */
+    in_another_process(READS, &handle);
+    in_another_process(FREES, &handle);
+    CHECK(foretell_is_known((uintptr_t)a, 12));
+    in_another_process(WRITES, &handle);
+    CHECK(cudaMemcpy(back, a, sizeof back, 2) == 0 && back[0] == 9 && back[1] == 2);
+    CHECK(cudaMemcpy(a, values, sizeof values, 1) == 0);
+    foretell_know((uintptr_t)a, 12);
+    in_another_process(FORGETS, &handle);
+    CHECK(foretell_is_known((uintptr_t)a, 4) && !foretell_is_known((uintptr_t)a + 4, 4) && foretell_is_known((uintptr_t)a + 8, 4));
+    foretell_know((uintptr_t)a, 12);
+    foretell_abandon((uintptr_t)a, 12); /* the tensor died here, and the other process has it still */
+    CHECK(!foretell_is_known((uintptr_t)a, 4));
+    in_another_process(READS, &handle);
+    foretell_publish((uintptr_t)a, 16); /* another tensor in the same block is sent: nothing is known of it */
+    foretell_know((uintptr_t)a, 12);
+    in_another_process(READS, &handle);
     CHECK(cudaFree(a) == 0);
+    CHECK(cudaEventCreateWithFlags(&event, 0) == 0 && cudaIpcGetEventHandle(&handle, event) == 400 && cudaEventDestroy(event) == 0);
+    cudaGetLastError();
+}
+
+static void a_forked_child_writes_to_a_copy(void) {
+    int *a, back = 0, status;
+    CHECK(cudaMalloc((void **)&a, MIB) == 0 && cudaMemcpy(a, (int[]){1}, 4, 1) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        int seen = 0;
+        cudaMemcpy(&seen, a, 4, 2);
+        cudaMemcpy(a, (int[]){2}, 4, 1);
+        _exit(seen != 1 || cudaFree(a));
+    }
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(cudaMemcpy(&back, a, 4, 2) == 0 && back == 1 && cudaFree(a) == 0);
 }
 
 static void *churn(void *unused) {
@@ -256,12 +372,13 @@ static void visible_devices_are_obeyed(void) {
 
 #define RULE(name) do { int before = num_failures; name(); printf("%s %s\n", num_failures == before ? "ok    " : "BROKEN", #name); } while (0)
 
-int main(void) {
+int main(int count, char **arguments) {
     setenv("FORETELL_DEVICE", "name=Test;count=1;total=115343360;context=10485760;arena=4294967296;major=8;minor=6", 1);
     setenv("CUDA_VISIBLE_DEVICES", "3,1", 1);
     void *module;
     cuModuleLoadData(&module, "");
     cuModuleGetFunction(&kernel, module, "a_kernel");
+    if (count == 3) return other_process(arguments[1], arguments[2]);
     RULE(visible_devices_are_obeyed);
     RULE(malloc_takes_pages_of_2_mib_and_addresses_ascend);
     RULE(a_full_card_refuses_and_keeps_its_state);
@@ -272,9 +389,13 @@ int main(void) {
     RULE(pools_hold_their_high_water_until_trimmed);
     RULE(virtual_memory_is_charged_when_created_and_freed_when_unmapped_and_released);
     RULE(pointers_say_what_they_are);
+    RULE(another_process_maps_the_memory_and_what_is_known_of_it);
+    RULE(a_forked_child_writes_to_a_copy);
     RULE(an_event_is_complete_after_a_synchronisation_or_1024_launches);
     RULE(a_capture_becomes_a_graph);
     RULE(impossible_launches_are_refused);
+    RULE(what_an_extensions_kernel_may_write_is_forgotten);
+    RULE(managed_memory_is_not_charged_and_takes_advice);
     RULE(what_is_not_implemented_fails_with_its_name);
     RULE(threads_and_forks_share_nothing_they_should_not);
     cuModuleUnload(module);

@@ -26,6 +26,7 @@ from foretell.trace.records import (
     KernelLaunches,
     LibraryCalls,
     MemoryEvents,
+    MissingFunction,
     OomMark,
     ScriptException,
     StepMark,
@@ -37,7 +38,7 @@ from foretell.units import parse_bytes
 _ACTION_CODES = {action: code for code, action in enumerate(ACTIONS)}
 # Native records: 64 bytes, `<QIIqqqqqq`.
 _RECORD_BYTES = 64
-_ALLOCATION, _FREE, _LAUNCH, _LIBRARY, _UNIMPLEMENTED, _UNKNOWN_READ, _OUT_OF_MEMORY = range(1, 8)
+_ALLOCATION, _FREE, _LAUNCH, _LIBRARY, _UNIMPLEMENTED, _UNKNOWN_READ, _OUT_OF_MEMORY, _STATIC_RUNTIME = range(1, 9)
 
 
 def from_capture(result: CaptureResult) -> Trace:
@@ -51,7 +52,9 @@ def from_capture(result: CaptureResult) -> Trace:
         # The first process is the one the user started; it tells which torch it had, if any.
         pid = min(journals, key=lambda p: _time_of(journals[p]), default=None)
     others = [line for p, lines in journals.items() if p != pid for line in lines]
-    return _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, len(on_gpu))
+    # A process that only asks what the card is (a compile worker) takes none of its memory.
+    num_gpu_processes = sum(_peak_reserved(journals.get(p, []), native[p].driver) > 0 for p in on_gpu)
+    return _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, num_gpu_processes)
 
 
 def _pid_of(path: Path) -> int:
@@ -78,6 +81,7 @@ class _Native:
     kernels: KernelLaunches = field(default_factory=KernelLaunches)
     library: LibraryCalls = field(default_factory=LibraryCalls)
     unimplemented: tuple[str, ...] = ()
+    static_runtimes: tuple[str, ...] = ()
     num_unknown_reads: int = 0
 
 
@@ -134,6 +138,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
             argument_5=array("q", compress(column[6], called)),
         ),
         unimplemented=tuple(names[i] for i in compress(name, rows(_UNIMPLEMENTED)) if i < len(names)),
+        static_runtimes=tuple(names[i] for i in compress(name, rows(_STATIC_RUNTIME)) if i < len(names)),
         num_unknown_reads=sum(rows(_UNKNOWN_READ)),
     )
 
@@ -183,10 +188,6 @@ def _assemble(
     if ends:
         seconds.update({name: float(value) for name, value in (ends[-1].get("seconds") or {}).items()})
     phases = {line.get("phase") for line in of("phase")} | set(ends[-1].get("phases") or () if ends else ())
-    unimplemented = Counter((str(line.get("name")), line.get("where")) for line in anywhere("unimplemented"))
-    for names in (n.unimplemented for n in native.values()):
-        # The journal knows where; what only the native log saw has no place.
-        unimplemented.update((name, None) for name in names if not any(name == known for known, _ in unimplemented))
     unknown: Counter[tuple[str, str | None]] = Counter()
     for line in anywhere("unknown_read"):
         unknown[str(line.get("what") or "a value"), line.get("where")] += int(line.get("count") or 1)
@@ -221,11 +222,12 @@ def _assemble(
         ooms=tuple(OomMark(time_us=int(line["time_us"]), oom=_oom(line)) for line in of("oom")),
         exception=_exception(exceptions[-1]) if exceptions else None,
         unknown_reads=_counted(unknown),
-        unimplemented=_counted(unimplemented),
+        unimplemented=_missing_functions(anywhere("unimplemented"), native.values()),
         unsupported=tuple(
             Unsupported(what=str(line.get("what")), hint=str(line.get("hint") or ""))
             for line in anywhere("unsupported")
-        ),
+        )
+        + _static_runtimes(native.values()),
         redirected_writes=_distinct(line.get("path") for line in anywhere("redirected_write")),
         not_sent=_distinct(line.get("what") for line in anywhere("not_sent")),
         ended_early=_distinct(_early_end(line) for line in anywhere("ended_early")),
@@ -255,6 +257,30 @@ def _distinct(values: Iterable[object]) -> tuple[str, ...]:
 
 def _counted(counter: Counter[tuple[str, str | None]]) -> tuple[Counted, ...]:
     return tuple(Counted(what=what, where=where, count=count) for (what, where), count in counter.most_common())
+
+
+def _missing_functions(lines: list[dict[str, Any]], native: Iterable[_Native]) -> tuple[MissingFunction, ...]:
+    """The journal knows the operator and the line; a process without the hooks leaves the name alone."""
+    missing = {
+        name: MissingFunction(name=name, operator=None, where=None) for each in native for name in each.unimplemented
+    }
+    for line in lines:
+        name = str(line.get("name"))
+        missing[name] = MissingFunction(
+            name=name, operator=_optional(line.get("operator")), where=_optional(line.get("where"))
+        )
+    return tuple(missing.values())
+
+
+def _static_runtimes(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
+    files = dict.fromkeys(file for each in native for file in each.static_runtimes)
+    return tuple(
+        Unsupported(
+            what=f"{Path(file).name} brings its own copy of the CUDA runtime, which the virtual GPU cannot serve",
+            hint=f"It is {file}. Build it with the shared one (nvcc's --cudart shared), or open an issue with foretell",
+        )
+        for file in files
+    )
 
 
 def _early_end(line: dict[str, Any]) -> str:

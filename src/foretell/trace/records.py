@@ -178,6 +178,16 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MissingFunction:
+    """A function of CUDA's that was called and that the virtual GPU does not have."""
+
+    name: str
+    operator: str | None
+    """Of PyTorch, or the step of its backward pass; None where no Python code was on the way."""
+    where: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unsupported:
     what: str
     hint: str
@@ -213,7 +223,7 @@ class Trace:
     ooms: tuple[OomMark, ...]
     exception: ScriptException | None
     unknown_reads: tuple[Counted, ...]
-    unimplemented: tuple[Counted, ...]
+    unimplemented: tuple[MissingFunction, ...]
     unsupported: tuple[Unsupported, ...]
     redirected_writes: tuple[str, ...]
     not_sent: tuple[str, ...]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -19,13 +20,18 @@ class DeviceBytes:
         self._know = library.foretell_know
         self._forget = library.foretell_forget
         self._is_known = library.foretell_is_known
-        for function in (self._know, self._forget, self._is_known):
+        self._abandon = library.foretell_abandon
+        self._publish = library.foretell_publish
+        for function in (self._know, self._forget, self._is_known, self._abandon, self._publish):
             function.argtypes = [address, size]
-        self._know.restype = self._forget.restype = None
+        self._know.restype = self._forget.restype = self._abandon.restype = self._publish.restype = None
+        self._num_shared = library.foretell_num_shared
         self.real_copies = library.foretell_real_copies
         self.answer_reads = library.foretell_answer_reads
-        self.answer_reads.argtypes = [ctypes.c_int64, ctypes.c_int]
-        self.answer_reads.restype = self.real_copies.restype = None
+        self.answer_reads.argtypes = [ctypes.c_int64, ctypes.c_bool]
+        self.answer_entries = library.foretell_answer_entries
+        self.answer_entries.argtypes = [ctypes.c_int64, ctypes.c_bool]
+        self.answer_reads.restype = self.answer_entries.restype = self.real_copies.restype = None
         self._frombuffer = torch.frombuffer
         self._empty_strided = torch.empty_strided
         self._watched: dict[int, Any] = {}
@@ -41,8 +47,9 @@ class DeviceBytes:
 
     def forget_whole(self, tensors: Iterable[Any]) -> None:
         """Forgets tensors that are not views, of which most were never known (the optimizer's lists)."""
+        is_anything_shared = self._num_shared() > 0  # another process may have made it known
         for tensor in tensors:
-            if tensor.data_ptr() in self._starts:
+            if is_anything_shared or tensor.data_ptr() in self._starts:
                 self.forget(tensor)
 
     def know(self, tensor: Any) -> None:
@@ -61,7 +68,11 @@ class DeviceBytes:
 
     def _storage_died(self, key: int, extent: tuple[int, int], _: object) -> None:
         self._watched.pop(key, None)
-        self._forget(*extent)
+        self._abandon(*extent)
+
+    def publish(self, storage: Any) -> None:
+        """The storage is sent to another process: what is known of it here is known there."""
+        self._publish(storage.data_ptr(), storage.nbytes())
 
     def alias(self, tensor: Any) -> Any:
         """A CPU tensor over the same bytes, with the same shape and strides."""
@@ -72,7 +83,26 @@ class DeviceBytes:
         return self._frombuffer(view, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
 
 
+class Answers(threading.local):
+    """What a read of unknown bytes is answered with, in this thread. They nest: in a backward pass, a module that runs
+    again asks for its own while the step that needs it is at work."""
+
+    def __init__(self, device: DeviceBytes) -> None:
+        self._answer_reads = device.answer_reads
+        self._answers: list[int] = []
+
+    def push(self, answer: int) -> None:
+        self._answers.append(answer)
+        self._answer_reads(answer, True)
+
+    def pop(self) -> None:
+        self._answers.pop()
+        self._answer_reads(self._answers[-1] if self._answers else 0, bool(self._answers))
+
+
 def _extent(tensor: Any) -> tuple[int, int]:
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), tensor.nbytes
     elements = 1
     for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
         elements += (size - 1) * stride

@@ -15,6 +15,7 @@ from .run import Run
 from .steps import Steps
 from .stopping import Stopping
 from .trainers import Trainers
+from .unimplemented import Unimplemented
 
 
 def install_torch_hooks(run: Run, torch: Any) -> None:
@@ -33,6 +34,7 @@ def install_torch_hooks(run: Run, torch: Any) -> None:
         ("weight initialisation", options.skip_init, lambda: skip_init.install(run, torch)),
         ("torch.distributed", options.guards, lambda: distributed.install(run, torch)),
         ("values", options.values, lambda: values.install(run, torch)),
+        ("unimplemented functions", True, lambda: Unimplemented(run, torch).install()),
     ]
     for name, is_on, install in hooks:
         if is_on:  # one hook that does not fit this torch must not take the others with it
@@ -47,8 +49,11 @@ def _when_cuda_starts(run: Run, torch: Any, phases: Phases) -> None:
         run.journal.write("cuda", device_count=torch.cuda.device_count(), arch_list=arch_list)
         if run.options.guards:
             kernels.refuse_card_without_kernels(run, torch, arch_list)
-        oom.install(run, torch)
         phases.cuda_starts()
+        if torch.cuda.get_allocator_backend() != "native":
+            run.caveat("PyTorch's own allocator was replaced: the peaks are those of the whole run, not of each step")
+            return
+        oom.install(run, torch)
         if run.options.history:
             History(run).install(torch)
 

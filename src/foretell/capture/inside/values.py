@@ -15,12 +15,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Iterator
+from types import MethodWrapperType
 from typing import Any
 
-from . import operators
-from .device_bytes import DeviceBytes
+from . import operators, sparse, triton_kernels
+from .branches import answer_that_does_not_raise
+from .device_bytes import Answers, DeviceBytes
 from .operators import INTEGERS, torch
 from .run import Run
 from .where import where_now
@@ -28,13 +31,15 @@ from .where import where_now
 MAX_INTEGERS = 1 << 22
 """Elements of an integer or boolean result that is repeated on the host."""
 MAX_FLOATS = 1 << 10
-"""The same for floating-point ones. Made from integers or booleans (`mask.float()`) they may have 64 times as many."""
+"""The same for floating-point ones. Constants (`torch.ones`), and what is made from integers or booleans
+(`mask.float()`), may have 64 times as many."""
 MAX_STAND_IN = 1 << 14
 
 Tensor: Any = torch.Tensor
 _no_subclasses: Any = torch._C.DisableTorchFunctionSubclass
 _push_mode, _pop_mode = torch.overrides._push_mode, torch.overrides._pop_mode
 _num_modes: Any = torch._C._len_torch_function_stack
+_current_modes = torch.overrides._get_current_function_mode_stack
 
 
 def install(run: Run, torch: Any) -> None:
@@ -44,7 +49,39 @@ def install(run: Run, torch: Any) -> None:
     mode = Values(run)
     mode.__enter__()
     run.before_end.append(mode.journal_reads)
+    _stay_on_in_backward(mode, torch.autograd)
+    _publish_what_is_sent(mode, torch.UntypedStorage)
+    run.imports.when_imported("torchvision.extension", operators.add_torchvision)
+    run.imports.when_imported("triton.runtime.jit", lambda jit: triton_kernels.watch(jit, mode.forget_written))
     run.imports.when_imported("torch._dynamo.eval_frame", lambda eval_frame: _rest_in_compiled_code(mode, eval_frame))
+
+
+def _stay_on_in_backward(mode: Values, autograd: Any) -> None:
+    """torch takes a mode off while it runs what the mode was shown, here `loss.backward()`. But a backward pass runs
+    the script's own code: checkpointed modules once more, autograd functions, hooks."""
+    original = autograd._engine_run_backward
+
+    @functools.wraps(original)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if mode in _current_modes():
+            return original(*args, **kwargs)
+        with mode:
+            return original(*args, **kwargs)
+
+    autograd._engine_run_backward = run_backward
+
+
+def _publish_what_is_sent(mode: Values, storage_class: Any) -> None:
+    """torch.multiprocessing sends a handle of the memory, in which other tensors live as well."""
+    original = storage_class._share_cuda_
+
+    @functools.wraps(original)
+    def share(self: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = original(self, *args, **kwargs)
+        mode.publish(self)
+        return handle
+
+    storage_class._share_cuda_ = share
 
 
 def _rest_in_compiled_code(mode: Values, eval_frame: Any) -> None:
@@ -73,23 +110,46 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self._run = run
         self._bytes = DeviceBytes(torch)
+        self._answers = Answers(self._bytes)
         self._unknown_reads: dict[tuple[str, str], list[int]] = {}
         self._random_state: Any = None
+        self._patterns = sparse.Patterns(self._bytes, self._is_known)
+        self._has_sparse = False
+        self._caveats: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if type(func) is MethodWrapperType:  # an attribute, such as .grad or .data: no bytes change
+            return func(*args)
         kwargs = kwargs or {}
-        if func in operators.SPECIAL:
+        if self._has_sparse or func in operators.MAKES_SPARSE:
+            name = getattr(func, "__name__", "")
+            self._has_sparse = self._has_sparse or name in sparse.CONSTRUCTORS
+            if name == "sparse_coo_tensor" and len(args) == 2 and kwargs.get("size") is None and args[0].is_cuda:
+                kwargs = self._with_sparse_size(func, args, kwargs)
+            if name in sparse.STRUCTURAL and self._is_about_sparse(name, args):
+                return self._structural(func, name, args, kwargs)
+        if func in operators.SPECIAL or func in operators.SUPPRESSES_BOXES:
             return self._special(func, args, kwargs)
         out = func(*args, **kwargs)
         kind = type(out)
+        if type(func).__module__ == "torch._ops":  # an operator of a package, whose kernels nobody else watches
+            self._forget(tensors_in(operators.written_arguments(func, args, kwargs)))
         if kind is Tensor:
             if out.is_cuda and is_small(out, from_integers=True):  # of large ones nothing is ever known
                 self._settle(func, args, kwargs, (out,))
+        elif func in operators.FOREACH or (out is None and args and type(args[0]) in (tuple, list)):  # or fused
+            self._bytes.forget_whole(each for each in tensors_in(args if out is None else out) if each.is_cuda)
         elif isinstance(out, tuple | list) and kind is not torch.Size:
             self._settle(func, args, kwargs, out)
-        elif out is None and args and type(args[0]) in (tuple, list):  # in place over lists of tensors: foreach, fused
-            self._bytes.forget_whole(each for each in tensors_in(args) if each.is_cuda)
         return out
+
+    def forget_written(self, tensors: Iterable[Any]) -> None:
+        """Something that is not an operator of PyTorch has written them."""
+        with _no_subclasses():
+            self._forget(tensors)
+
+    def publish(self, storage: Any) -> None:
+        self._bytes.publish(storage)
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
@@ -121,7 +181,10 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _repeat(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
         inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
-        from_integers = any(each.dtype in INTEGERS for each in inputs)
+        if func in operators.LIKE:
+            inputs = inputs[1:]
+        is_constant = not inputs and func not in operators.RANDOM  # ones, full, arange ...
+        from_integers = is_constant or any(each.dtype in INTEGERS for each in inputs)
         if func in operators.UNINITIALISED or not all(is_small(out, from_integers=from_integers) for out in outs):
             return False
         if any(each.requires_grad for each in inputs) and outs[0].dtype not in INTEGERS:
@@ -190,7 +253,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def _special(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in operators.READS:
             return self._read(func, args, kwargs)
-        if func in operators.SIZE_IS_DATA:
+        if func in operators.SIZE_IS_DATA or func in operators.SUPPRESSES_BOXES:
             out = self._with_size(func, args, kwargs)
         elif func in operators.COPIES:
             out = self._copy(func, args, kwargs)
@@ -208,11 +271,11 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _answering(self, answer: int, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operator; counts and conditions that it reads back inside are answered so."""
-        self._bytes.answer_reads(answer, 1 << 30)
+        self._answers.push(answer)
         try:
             return func(*args, **kwargs)
         finally:
-            self._bytes.answer_reads(0, 0)
+            self._answers.pop()
 
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The virtual GPU cannot see types: while an integer tensor is copied, copies of any size are real."""
@@ -246,6 +309,8 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             count = {"low": 0, "typical": (decides[0].numel() + 1) // 2, "high": decides[0].numel()}[assume]
             self._note(func, decides[0], f"decides a size, --assume {assume}: {count} of {decides[0].numel()}")
         out = self._answering(count, func, args, kwargs)
+        if func in operators.SUPPRESSES_BOXES:  # some versions count on the host, from what they copied back
+            out = out[:count]
         self._answer_in_backward(count, args[0] if func is operators.SET_ITEM else out)
         return out
 
@@ -253,8 +318,8 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         """Indexing by a mask counts it again in its backward, in a thread and at a depth the mode does not see."""
         node = getattr(out, "grad_fn", None)
         if node is not None:
-            node.register_prehook(lambda _: self._bytes.answer_reads(count, 1 << 30))
-            node.register_hook(lambda *_: self._bytes.answer_reads(0, 0))
+            node.register_prehook(lambda _: self._answers.push(count))
+            node.register_hook(lambda *_: self._answers.pop())
 
     def _count(self, func: Any, args: Any, kwargs: Any, mask: Any) -> int | None:
         try:
@@ -267,6 +332,70 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
                 return int(result.shape[kwargs.get("dim") or 0])
         except Exception:  # what cannot be repeated on the host is not known
             return None
+
+    # ---- sparse tensors --------------------------------------------------------------------------------------------
+
+    def _is_about_sparse(self, name: str, args: Any) -> bool:
+        tensors = list(sparse.tensors_of(args))
+        if not any(each.is_cuda or name in ("to", "cuda") for each in tensors):
+            return False
+        # With a dense operand the result is dense, or has the entries of the sparse one.
+        operands = tensors[:1] if name in sparse.ONE_OPERAND else tensors[:2]
+        is_about_sparse = name in sparse.CONVERSIONS or all(map(sparse.is_sparse, operands))
+        self._has_sparse = self._has_sparse or is_about_sparse
+        return is_about_sparse
+
+    def _with_sparse_size(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """torch reads the largest indices back where no size is given."""
+        indices, values = args
+        if not self._is_known(indices):
+            self._note(func, indices, "decides a size, which is taken as 0")
+            return kwargs
+        with _no_subclasses(), torch.no_grad():
+            largest = self._bytes.alias(indices).amax(1) if indices.numel() else indices.new_zeros(0, device="cpu")
+        return {**kwargs, "size": (*(int(each) + 1 for each in largest), *values.shape[1:])}
+
+    def _structural(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        with _no_subclasses(), torch.no_grad():
+            host = self._patterns.result(func, name, args, kwargs)
+        tensors = list(sparse.tensors_of(args))
+        if host is not None:
+            count = sparse.num_entries(host) if sparse.is_sparse(host) else 0
+        else:
+            most = sparse.most_entries(name, [each for each in tensors if sparse.is_sparse(each)], tensors)
+            assume = self._run.options.assume
+            count = {"low": 0, "typical": (most + 1) // 2, "high": most}[assume]
+            self._note(func, tensors[0], f"decides a size, --assume {assume}: {count} of {most}")
+        if name in sparse.INTERSECTIONS:
+            self._caveat_once("a product of sparse tensors by entries is taken with as many of them as the smaller has")
+        out = self._answering(count, func, args, kwargs)
+        if host is not None:
+            with _no_subclasses(), torch.no_grad():
+                self._patterns.know(out, host)
+        if name in sparse.PRODUCTS and getattr(out, "grad_fn", None) is not None:
+            self._multiply_in_backward(tensors, host, out)
+        return out
+
+    def _caveat_once(self, text: str) -> None:
+        if text not in self._caveats:
+            self._caveats.add(text)
+            self._run.caveat(text)
+
+    def _multiply_in_backward(self, factors: list[Any], product: Any, out: Any) -> None:
+        """Two products, each with a transposed factor, which is coalesced once more."""
+        least = min(map(sparse.num_entries, factors))
+        try:
+            with _no_subclasses(), torch.no_grad():
+                most = self._patterns.most_in_backward(factors, product)
+        except Exception:  # the indices are not known: the virtual GPU takes the most it can be, and says so
+            most = None
+        self._caveat_once(
+            "the backward pass of a product of sparse matrices makes two more: both are taken as large as the larger"
+        )
+        self._answer_in_backward(least, out)
+        if most is not None:
+            out.grad_fn.register_prehook(lambda _: self._bytes.answer_entries(most, True))
+            out.grad_fn.register_hook(lambda *_: self._bytes.answer_entries(0, False))
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 
@@ -339,6 +468,8 @@ def what_decides_the_size(func: Any, args: Any) -> list[Any]:
         indices = args[1] if type(args[1]) is tuple else (args[1],)
         return [each for each in indices if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
     tensors = list(tensors_in(args))
+    if func in operators.SUPPRESSES_BOXES:
+        return tensors[::-1]  # as many scores as boxes
     if func in operators.SELECT_BY_MASK:
         return tensors[1:]
     if func in operators.COUNTS_NONZERO:
@@ -353,11 +484,16 @@ def stand_in(tensor: Any) -> int:
         return 1
     if tensor.dtype is not torch.bool:
         return 0
-    # torch.distributions asks whether its arguments are valid; an unknown answer must not be "no".
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_HERE) or frame.f_code.co_name == "__torch_function__"
+    ):  # what asks stands behind us, and behind modes of the script's own
         frame = frame.f_back
-    return int("distributions" in frame.f_code.co_filename)
+    answer = answer_that_does_not_raise(frame)
+    if answer is None:
+        # torch.distributions asks in a function of its own whether its arguments are valid, and raises elsewhere.
+        answer = f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename
+    return int(answer)
 
 
 _HERE = __file__.rpartition("/")[0]

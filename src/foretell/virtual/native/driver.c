@@ -205,16 +205,16 @@ EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *functi
 }
 
 EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                          void *stream, void **arguments UNUSED, void **extra UNUSED) {
-    return launch_kernel(kernel_of(function), (Dim3){gx, gy, gz}, (Dim3){bx, by, bz}, shared, stream);
+                          void *stream, void **arguments, void **extra UNUSED) {
+    return launch_kernel(kernel_of(function), (Dim3){gx, gy, gz}, (Dim3){bx, by, bz}, arguments, shared, stream);
 }
 EXPORT int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                                     unsigned shared, void *stream, void **arguments UNUSED) {
-    return launch_kernel(kernel_of(function), (Dim3){gx, gy, gz}, (Dim3){bx, by, bz}, shared, stream);
+                                     unsigned shared, void *stream, void **arguments) {
+    return launch_kernel(kernel_of(function), (Dim3){gx, gy, gz}, (Dim3){bx, by, bz}, arguments, shared, stream);
 }
 typedef struct { Dim3 grid, block; unsigned shared; void *stream; void *attributes; unsigned num_attributes; } DriverLaunchConfig;
-EXPORT int cuLaunchKernelEx(const DriverLaunchConfig *config, void *function, void **arguments UNUSED, void **extra UNUSED) {
-    return launch_kernel(kernel_of(function), config->grid, config->block, config->shared, config->stream);
+EXPORT int cuLaunchKernelEx(const DriverLaunchConfig *config, void *function, void **arguments, void **extra UNUSED) {
+    return launch_kernel(kernel_of(function), config->grid, config->block, arguments, config->shared, config->stream);
 }
 
 /* The tensor map is an opaque 128-byte description that only kernels read. */
@@ -229,9 +229,13 @@ EXPORT int cuStreamGetCtx(void *stream, void **context) {
     return SUCCESS;
 }
 
-/* NVIDIA's own libraries carry a private runtime that asks for private tables here. There are none, and they say so and stop;
- * imitating them is out of bounds. */
-EXPORT int cuGetExportTable(const void **table, const void *id UNUSED) { *table = NULL; return ERROR_NOT_FOUND; }
+/* A CUDA runtime that is linked into a library asks for private tables here. There are none, and it says so and stops; imitating them is
+ * out of bounds. */
+EXPORT int cuGetExportTable(const void **table, const void *id UNUSED) {
+    *table = NULL;
+    static_runtime(__builtin_return_address(0));
+    return ERROR_NOT_FOUND;
+}
 
 /* ---- entry points by name -------------------------------------------------------------------------------------------------------- */
 
@@ -279,7 +283,8 @@ static const struct { const char *name; void *function; } ENTRY_POINTS[] = {
     PLAIN(cuStreamIsCapturing), PLAIN(cuStreamWaitEvent), PLAIN(cuEventCreate), PLAIN(cuEventRecord), PLAIN(cuEventQuery),
     PLAIN(cuEventSynchronize), V2(cuEventDestroy), PLAIN(cuEventElapsedTime), V2(cuCtxPushCurrent), V2(cuCtxPopCurrent), PLAIN(cuModuleLoadFatBinary),
     PLAIN(cuLibraryLoadFromFile), PLAIN(cuKernelSetAttribute), PLAIN(cuGetExportTable), PLAIN(cuLogsRegisterCallback),
-    PLAIN(cuLogsUnregisterCallback), V2(cuGetProcAddress),
+    PLAIN(cuLogsUnregisterCallback), V2(cuGetProcAddress), PLAIN(cuIpcGetMemHandle), V2(cuIpcOpenMemHandle), PLAIN(cuIpcCloseMemHandle),
+    PLAIN(cuMemExportToShareableHandle), PLAIN(cuMemImportFromShareableHandle),
 };
 
 /* A function that is known by name but not implemented is found too, and fails with its name when called. */

@@ -1,5 +1,6 @@
 /* Kernels: registered by every library that contains some, launched, never run. */
 #include "kernels.h"
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,9 +9,9 @@
 #define KERNEL_MAGIC 0x6b65726eu
 
 /* A library's device code for several architectures. image is filled at the first launch. */
-typedef struct { const unsigned char *data; int image; bool is_examined; } FatBinary;
+typedef struct { const unsigned char *data; int image; bool is_examined, is_of_torch; } FatBinary;
 
-struct Kernel { uint32_t magic; int dynamic_shared; const char *name; const void *host; FatBinary *code; };
+struct Kernel { uint32_t magic; int dynamic_shared; const char *name; const void *host; FatBinary *code; const char *parameters; };
 
 /* torch registers tens of thousands of kernels while it is loaded: an open-addressing table over the stubs' addresses. */
 static Kernel **table;
@@ -107,11 +108,21 @@ EXPORT int cudaGetSymbolAddress(void **address, const void *symbol) {
     return SUCCESS;
 }
 
+EXPORT int cudaGetSymbolSize(size_t *bytes, const void *symbol) {
+    Variable *v = variable_of(symbol);
+    if (!v) return fail(ERROR_INVALID_SYMBOL);
+    *bytes = v->bytes;
+    return SUCCESS;
+}
+
 EXPORT int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind UNUSED) {
     Variable *v = variable_of(symbol);
     if (!v || offset + bytes > v->bytes) return fail(v ? ERROR_INVALID_VALUE : ERROR_INVALID_SYMBOL);
     if (device_of(from) < 0) memcpy((char *)v->address + offset, from, bytes);
     return SUCCESS;
+}
+EXPORT int cudaMemcpyToSymbolAsync(const void *symbol, const void *from, size_t bytes, size_t offset, int kind, void *stream UNUSED) {
+    return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
 }
 
 /* ---- is there code for this card? ---------------------------------------------------------------------------------- */
@@ -146,10 +157,16 @@ static int find_image(const unsigned char *data) {
     return best;
 }
 
+static bool is_in_library(const void *address, const char *part_of_path) {
+    Dl_info library;
+    return dladdr(address, &library) && library.dli_fname && strstr(library.dli_fname, part_of_path);
+}
+
 static int image_of(const Kernel *kernel) {
     if (!kernel->code) return (int)(card()->major * 10 + card()->minor);
     if (!kernel->code->is_examined) {
         kernel->code->image = find_image(kernel->code->data);
+        kernel->code->is_of_torch = is_in_library(kernel->host, "/libtorch");
         kernel->code->is_examined = true;
     }
     return kernel->code->image;
@@ -157,7 +174,13 @@ static int image_of(const Kernel *kernel) {
 
 /* ---- launches -------------------------------------------------------------------------------------------------------- */
 
-int launch_kernel(Kernel *kernel, Dim3 grid, Dim3 block, size_t shared, void *stream) {
+static void forget_what_it_writes(Kernel *kernel, void **arguments) {
+    if (kernel->code && kernel->code->is_of_torch) return;
+    if (!kernel->parameters) kernel->parameters = parameter_kinds(kernel->name);
+    forget_written(kernel->parameters, arguments);
+}
+
+int launch_kernel(Kernel *kernel, Dim3 grid, Dim3 block, void **arguments, size_t shared, void *stream) {
     Stream *s = stream_of(stream);
     if (!kernel || !s) return fail(ERROR_INVALID_HANDLE);
     if (!image_of(kernel)) return fail(ERROR_NO_KERNEL_IMAGE);
@@ -166,6 +189,7 @@ int launch_kernel(Kernel *kernel, Dim3 grid, Dim3 block, size_t shared, void *st
         grid.x > INT32_MAX)
         return fail(ERROR_INVALID_CONFIGURATION);
     if (shared > (size_t)card()->shared_per_block_optin) return fail(ERROR_INVALID_VALUE);
+    forget_what_it_writes(kernel, arguments);
     if (note_captured_work(s)) return SUCCESS;
     __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
     if (is_logging())
@@ -174,16 +198,16 @@ int launch_kernel(Kernel *kernel, Dim3 grid, Dim3 block, size_t shared, void *st
     return SUCCESS;
 }
 
-EXPORT int cudaLaunchKernel(const void *function, Dim3 grid, Dim3 block, void **arguments UNUSED, size_t shared, void *stream) {
-    return launch_kernel(kernel_of(function), grid, block, shared, stream);
+EXPORT int cudaLaunchKernel(const void *function, Dim3 grid, Dim3 block, void **arguments, size_t shared, void *stream) {
+    return launch_kernel(kernel_of(function), grid, block, arguments, shared, stream);
 }
-EXPORT int cudaLaunchCooperativeKernel(const void *function, Dim3 grid, Dim3 block, void **arguments UNUSED, size_t shared, void *stream) {
-    return launch_kernel(kernel_of(function), grid, block, shared, stream);
+EXPORT int cudaLaunchCooperativeKernel(const void *function, Dim3 grid, Dim3 block, void **arguments, size_t shared, void *stream) {
+    return launch_kernel(kernel_of(function), grid, block, arguments, shared, stream);
 }
 
 typedef struct { Dim3 grid, block; size_t shared; void *stream; void *attributes; unsigned num_attributes; } LaunchConfig;
-EXPORT int cudaLaunchKernelExC(const LaunchConfig *config, const void *function, void **arguments UNUSED) {
-    return launch_kernel(kernel_of(function), config->grid, config->block, config->shared, config->stream);
+EXPORT int cudaLaunchKernelExC(const LaunchConfig *config, const void *function, void **arguments) {
+    return launch_kernel(kernel_of(function), config->grid, config->block, arguments, config->shared, config->stream);
 }
 
 /* CUDA 13's stubs look the kernel up once and launch by handle. */
@@ -191,8 +215,8 @@ EXPORT int __cudaGetKernel(void **kernel, const void *function) {
     *kernel = kernel_of(function);
     return *kernel ? SUCCESS : fail(ERROR_INVALID_HANDLE);
 }
-EXPORT int __cudaLaunchKernel(void *kernel, Dim3 grid, Dim3 block, void **arguments UNUSED, size_t shared, void *stream) {
-    return launch_kernel(kernel_of(kernel), grid, block, shared, stream);
+EXPORT int __cudaLaunchKernel(void *kernel, Dim3 grid, Dim3 block, void **arguments, size_t shared, void *stream) {
+    return launch_kernel(kernel_of(kernel), grid, block, arguments, shared, stream);
 }
 EXPORT int __cudaLaunchKernel_ptsz(void *kernel, Dim3 grid, Dim3 block, void **arguments, size_t shared, void *stream) {
     return __cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);

@@ -2,8 +2,9 @@
  * a memset or the host (capture/inside, which repeats small operators) has written it.
  *
  * A kernel may overwrite a known range and C cannot see it. So knowledge that only C has (a copy it made) lasts until the
- * next launch; knowledge the host confirms lasts until the host takes it back. */
-#include "vgpu.h"
+ * next launch; knowledge the host confirms lasts until the host takes it back. Of memory that processes share (ipc.c) only the latter
+ * counts. */
+#include "known.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,6 +52,7 @@ static void forget_locked(uintptr_t start, uintptr_t end) {
 void know(uintptr_t address, size_t bytes, bool is_confirmed) {
     if (!bytes) return;
     lock();
+    set_known_bits_locked(address, bytes, is_confirmed);
     forget_locked(address, address + bytes);
     size_t i = first_ending_after(address);
     uint64_t until = is_confirmed ? CONFIRMED : __atomic_load_n(&launches, __ATOMIC_RELAXED);
@@ -62,12 +64,34 @@ void know(uintptr_t address, size_t bytes, bool is_confirmed) {
 
 void forget(uintptr_t address, size_t bytes) {
     lock();
+    set_known_bits_locked(address, bytes, false);
     if (num_known) forget_locked(address, address + bytes);
     unlock();
 }
 
-size_t known_prefix(uintptr_t address, size_t bytes, bool *is_known_run) {
+/* The tensor there died, and its block may become another one's. Others who share the memory may hold the tensor still. */
+EXPORT void foretell_abandon(uintptr_t address, size_t bytes) {
     lock();
+    if (num_known) forget_locked(address, address + bytes);
+    unlock();
+}
+
+/* A tensor is sent to another process: what is confirmed of it here is known there. */
+void publish_locked(uintptr_t address, size_t bytes) {
+    set_known_bits_locked(address, bytes, false);
+    for (size_t i = first_ending_after(address); i < num_known && known[i].start < address + bytes; i++) {
+        uintptr_t from = known[i].start > address ? known[i].start : address;
+        uintptr_t to = known[i].end < address + bytes ? known[i].end : address + bytes;
+        if (known[i].until == CONFIRMED) set_known_bits_locked(from, to - from, true);
+    }
+}
+EXPORT void foretell_publish(uintptr_t address, size_t bytes) {
+    lock();
+    publish_locked(address, bytes);
+    unlock();
+}
+
+static size_t known_prefix_here(uintptr_t address, size_t bytes, bool *is_known_run) {
     uint64_t now = __atomic_load_n(&launches, __ATOMIC_RELAXED);
     uintptr_t at = address, end = address + bytes;
     size_t i = first_ending_after(address);
@@ -78,13 +102,24 @@ size_t known_prefix(uintptr_t address, size_t bytes, bool *is_known_run) {
         if (i < num_known && known[i].start <= at) at = known[i++].end;
         else at = i < num_known ? known[i].start : end;
     }
-    unlock();
     return (at < end ? at : end) - address;
 }
 
+size_t known_prefix(uintptr_t address, size_t bytes, bool *is_known_run) {
+    uintptr_t border;
+    lock();
+    enum Sharing sharing = sharing_locked(address, &border);
+    size_t run = bytes < border - address ? bytes : border - address;
+    if (sharing != IMPORTED) run = known_prefix_here(address, run, is_known_run);
+    if (sharing == IMPORTED || (sharing == EXPORTED && *is_known_run)) run = bit_run_locked(address, run, is_known_run);
+    unlock();
+    return run;
+}
+
 bool is_known(uintptr_t address, size_t bytes) {
-    bool run;
-    return bytes == 0 || (known_prefix(address, bytes, &run) == bytes && run);
+    bool run = true;
+    for (size_t done = 0; run && done < bytes;) done += known_prefix(address + done, bytes - done, &run);
+    return run;
 }
 
 EXPORT void foretell_know(uintptr_t address, size_t bytes) { know(address, bytes, true); }

@@ -98,7 +98,7 @@ void log_event(enum LogKind kind, const char *name, int64_t a0, int64_t a1, int6
     pthread_mutex_lock(&log_mutex);
     buffer[num_buffered++] = (Record){(uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000, kind, number_of(name), {a0, a1, a2, a3, a4, a5}};
     /* What explains a death is written at once. */
-    if (num_buffered == BUFFERED || kind == LOG_UNIMPLEMENTED || kind == LOG_OUT_OF_MEMORY) flush_locked();
+    if (num_buffered == BUFFERED || kind == LOG_UNIMPLEMENTED || kind == LOG_OUT_OF_MEMORY || kind == LOG_STATIC_RUNTIME) flush_locked();
     pthread_mutex_unlock(&log_mutex);
 }
 
@@ -112,6 +112,10 @@ void library_call(const char *function, int64_t workspace, int64_t a1, int64_t a
 #define MAX_UNIMPLEMENTED 64
 static const char *unimplemented_names[MAX_UNIMPLEMENTED];
 static int num_unimplemented;
+static void (*tell_unimplemented)(const char *function);
+
+/* The Python side knows which operator and which line of the script a call comes from. */
+EXPORT void foretell_on_unimplemented(void (*tell)(const char *function)) { tell_unimplemented = tell; }
 
 int unimplemented(const char *function, int code) {
     bool is_new = true;
@@ -121,11 +125,37 @@ int unimplemented(const char *function, int code) {
     pthread_mutex_unlock(&log_mutex);
     if (is_new) fprintf(stderr, "foretell's virtual GPU does not implement %s yet\n", function);
     log_event(LOG_UNIMPLEMENTED, function, 0, 0, 0, 0, 0, 0);
+    if (is_new && tell_unimplemented) tell_unimplemented(function);
     return code;
 }
 
 EXPORT int foretell_unimplemented_count(void) { return num_unimplemented; }
 EXPORT const char *foretell_unimplemented_name(int i) { return i >= 0 && i < num_unimplemented ? unimplemented_names[i] : NULL; }
+
+/* NVIDIA's own libraries have one each, and are answered before they come to use it. */
+static bool is_nvidias(const char *path) {
+    static const char *PREFIXES[] = {"libcu", "libnv", "libnccl", "libcheckpoint."};
+    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
+    for (size_t i = 0; i < sizeof PREFIXES / sizeof *PREFIXES; i++)
+        if (!strncmp(file, PREFIXES[i], strlen(PREFIXES[i]))) return true;
+    return false;
+}
+
+void static_runtime(const void *caller) {
+    static const char *named[MAX_UNIMPLEMENTED];
+    static int num_named;
+    Dl_info found;
+    if (!dladdr(caller, &found) || !found.dli_fname || is_nvidias(found.dli_fname)) return;
+    const char *name = NULL;
+    pthread_mutex_lock(&log_mutex);
+    bool is_new = num_named < MAX_UNIMPLEMENTED;
+    for (int i = 0; i < num_named; i++) is_new &= strcmp(named[i], found.dli_fname) != 0;
+    if (is_new) name = named[num_named++] = strdup(found.dli_fname); /* it may be unloaded */
+    pthread_mutex_unlock(&log_mutex);
+    if (!is_new) return;
+    fprintf(stderr, "foretell's virtual GPU cannot serve %s: it brings its own copy of the CUDA runtime\n", name);
+    log_event(LOG_STATIC_RUNTIME, name, 0, 0, 0, 0, 0, 0);
+}
 
 /* ---- the real libraries, idle beside us ----------------------------------------------------------------------- */
 

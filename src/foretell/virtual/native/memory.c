@@ -2,10 +2,12 @@
  * address exist only where a real copy has put something. Also memory pools (cudaMallocAsync), the driver's virtual-memory
  * functions (expandable segments), pinned host memory, and copies. */
 #include "memory.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define ROUND_UP(n, to) (((n) + (to) - 1) / (to) * (to))
@@ -13,7 +15,7 @@
 
 /* ---- address ranges: sorted arrays, looked up by bisection ------------------------------------------------------ */
 
-enum Use { USE_MALLOC, USE_POOL, USE_RESERVED, USE_MANAGED };
+enum Use { USE_MALLOC, USE_POOL, USE_RESERVED, USE_MANAGED, USE_IMPORTED };
 typedef struct { uintptr_t start; size_t bytes; int device; enum Use use; size_t charged; } Range;
 typedef struct { Range *items; size_t count, room; } Ranges;
 
@@ -50,46 +52,71 @@ static void drop(Ranges *r, Range *item) {
 
 /* ---- the arena ---------------------------------------------------------------------------------------------------- */
 
-static uintptr_t arena;
-static size_t arena_bytes;
+Arena arena = {.file = -1};
 static bool is_lazy;            /* pages become writable one copy at a time: hosts that forbid overcommit */
 static size_t lowest_gap_index; /* taken[0 .. this) has no gap */
 
+/* A file without a name: other processes can map parts of it (ipc.c). It takes no more memory than private pages would. */
+static int arena_file(size_t bytes) {
+    struct rlimit limit;
+    if (!getrlimit(RLIMIT_FSIZE, &limit) && bytes > limit.rlim_cur) return -1; /* growing it would kill the process */
+    int file = memfd_create("foretell-device-memory", MFD_CLOEXEC);
+    if (file >= 0 && ftruncate(file, (off_t)bytes)) close(file), file = -1;
+    return file;
+}
+
+/* Where there can be no such file the arena is private, and memory of this process cannot be shared with others. */
+static bool map_arena(size_t bytes, bool is_shared, bool lazy) {
+    size_t all = bytes + (is_shared ? bytes / 8 : 0); /* one bit a byte behind it: what is known of shared memory */
+    int file = is_shared ? arena_file(all) : -1;
+    if (is_shared && file < 0) return false;
+    int protection = lazy ? PROT_NONE : PROT_READ | PROT_WRITE;
+    char *p = mmap(NULL, all, protection, (is_shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_NORESERVE, file, 0);
+    if (p == MAP_FAILED) {
+        if (is_shared) close(file);
+        return false;
+    }
+    madvise(p, all, MADV_NOHUGEPAGE); /* one byte must not cost 2 MiB */
+    madvise(p, all, MADV_DONTDUMP);
+    uintptr_t start = ROUND_UP((uintptr_t)p, GRANULARITY);
+    arena = (Arena){start, bytes - GRANULARITY, (uintptr_t)p, all, is_shared ? p + bytes : NULL, file};
+    is_lazy = lazy;
+    return true;
+}
+
 /* Address space costs nothing; a little of it is tried where the host limits it (ulimit -v). */
 static bool reserve_arena(void) {
-    size_t bytes = card()->arena ? (size_t)card()->arena : (size_t)4 << 40;
-    for (; bytes >= (size_t)card()->total; bytes /= 2) {
-        for (int lazy = 0; lazy < 2; lazy++) {
-            int protection = lazy ? PROT_NONE : PROT_READ | PROT_WRITE;
-            void *p = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (p == MAP_FAILED) continue;
-            madvise(p, bytes, MADV_NOHUGEPAGE); /* one byte must not cost 2 MiB */
-            madvise(p, bytes, MADV_DONTDUMP);
-            arena = ROUND_UP((uintptr_t)p, GRANULARITY);
-            arena_bytes = bytes - GRANULARITY;
-            is_lazy = lazy;
-            return true;
-        }
-    }
+    size_t bytes = ROUND_UP(card()->arena ? (size_t)card()->arena : (size_t)4 << 40, GRANULARITY);
+    for (; bytes >= (size_t)card()->total; bytes = ROUND_UP(bytes / 2, GRANULARITY))
+        if (map_arena(bytes, true, false) || map_arena(bytes, false, false) || map_arena(bytes, false, true)) return true;
     fprintf(stderr, "foretell: cannot reserve %lld bytes of address space for the virtual GPU's memory; raise 'ulimit -v'\n",
             (long long)card()->total);
     return false;
 }
 
+/* A forked child goes on with a copy of its own: what it writes must not reach its parent. */
+static void keep_arena_private(void) {
+    if (arena.file < 0) return;
+    mmap((void *)arena.map, arena.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, arena.file, 0);
+    close(arena.file);
+    arena.file = -1;
+}
+__attribute__((constructor)) static void guard_fork(void) { pthread_atfork(NULL, NULL, keep_arena_private); }
+
 /* Lowest address first: PyTorch's pools order equal blocks by address, and a real driver's addresses ascend. */
 static void *take_addresses_locked(size_t bytes, size_t alignment, int device, enum Use use, size_t charged) {
-    if (!arena && !reserve_arena()) return NULL;
-    uintptr_t at = lowest_gap_index ? taken.items[lowest_gap_index - 1].start + taken.items[lowest_gap_index - 1].bytes : arena;
+    if (!arena.start && !reserve_arena()) return NULL;
+    uintptr_t at = lowest_gap_index ? taken.items[lowest_gap_index - 1].start + taken.items[lowest_gap_index - 1].bytes : arena.start;
     size_t i = lowest_gap_index;
     for (;; i++) {
         at = ROUND_UP(at, alignment);
         if (i == taken.count || at + bytes <= taken.items[i].start) break;
         at = taken.items[i].start + taken.items[i].bytes;
     }
-    if (at + bytes > arena + arena_bytes) return NULL;
+    if (at + bytes > arena.start + arena.bytes) return NULL;
     add(&taken, (Range){at, bytes, device, use, charged});
     while (lowest_gap_index < taken.count) {
-        uintptr_t end = lowest_gap_index ? taken.items[lowest_gap_index - 1].start + taken.items[lowest_gap_index - 1].bytes : arena;
+        uintptr_t end = lowest_gap_index ? taken.items[lowest_gap_index - 1].start + taken.items[lowest_gap_index - 1].bytes : arena.start;
         if (taken.items[lowest_gap_index].start != end) break;
         lowest_gap_index++;
     }
@@ -111,7 +138,7 @@ static void make_writable(uintptr_t address, size_t bytes) {
 /* Gives pages back to the host; the addresses read as zero again. */
 static void drop_pages(uintptr_t address, size_t bytes) {
     uintptr_t start = ROUND_UP(address, PAGE), end = (address + bytes) & ~(PAGE - 1);
-    if (end > start) madvise((void *)start, end - start, MADV_DONTNEED);
+    if (end > start) madvise((void *)start, end - start, arena.file >= 0 ? MADV_REMOVE : MADV_DONTNEED);
 }
 
 static int out_of_memory(size_t bytes, const char *function) {
@@ -142,31 +169,43 @@ int device_malloc(void **address, size_t bytes, const char *function) {
 }
 
 static int pool_free(void *address, const char *function);
+static const char MANAGED[] = "cudaMallocManaged";
 
 int device_free(void *address, const char *function) {
     if (!address) return SUCCESS;
     lock();
     Range *range = find(&taken, (uintptr_t)address);
-    if (!range || range->start != (uintptr_t)address || range->use == USE_RESERVED) { unlock(); return ERROR_INVALID_VALUE; }
+    if (!range || range->start != (uintptr_t)address || range->use == USE_RESERVED || range->use == USE_IMPORTED) {
+        unlock();
+        return ERROR_INVALID_VALUE;
+    }
     if (range->use == USE_POOL) { unlock(); return pool_free(address, function); }
     Range was = *range;
+    unshare_locked(was.start, was.bytes);
     give_back_locked(range);
     if (was.charged) discharge(was.device, was.charged);
     if (was.charged) log_use(LOG_FREE, function, was.start, was.charged, was.device);
+    if (was.use == USE_MANAGED) log_use(LOG_FREE, MANAGED, was.start, was.bytes, was.device);
     drop_pages(was.start, was.bytes);
     unlock();
     forget(was.start, was.bytes);
     return SUCCESS;
 }
 
-/* Managed memory lives on the host until a kernel touches it, so it is not charged to the card. */
+/* Managed memory moves to the card when a kernel touches it and gives way when the card is full, so it is logged and not charged. */
 int managed_malloc(void **address, size_t bytes) {
+    if (!address || !bytes) return ERROR_INVALID_VALUE;
+    size_t pages = ROUND_UP(bytes, GRANULARITY);
     lock();
-    *address = take_addresses_locked(ROUND_UP(bytes, GRANULARITY), GRANULARITY, current_device, USE_MANAGED, 0);
+    *address = take_addresses_locked(pages, GRANULARITY, current_device, USE_MANAGED, 0);
     if (*address) make_writable((uintptr_t)*address, bytes);
+    if (*address) log_use(LOG_ALLOCATION, MANAGED, (uintptr_t)*address, pages, current_device);
     unlock();
     return *address ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
+
+/* Where managed pages are is not modelled, so a wish about it changes nothing. */
+int managed_advice(const void *address) { return is_managed(address) ? SUCCESS : ERROR_INVALID_VALUE; }
 
 bool range_of(const void *address, uintptr_t *base, size_t *bytes) {
     lock();
@@ -178,7 +217,7 @@ bool range_of(const void *address, uintptr_t *base, size_t *bytes) {
 }
 
 int device_of(const void *address) {
-    if ((uintptr_t)address < arena || (uintptr_t)address >= arena + arena_bytes) return -1;
+    if ((uintptr_t)address < arena.start || (uintptr_t)address >= arena.start + arena.bytes) return -1;
     lock();
     Range *range = find(&taken, (uintptr_t)address);
     if (range && range->use == USE_RESERVED) range = find(&mapped, (uintptr_t)address);
@@ -293,7 +332,7 @@ int pool_attribute(void *pool, int attribute, void *value, bool is_set) {
 
 /* ---- the driver's virtual memory: cuMemAddressReserve, cuMemCreate, cuMemMap ------------------------------------------ */
 
-typedef struct { size_t bytes; int device, mappings; bool is_released; } Physical;
+typedef struct { size_t bytes; int device, mappings; bool is_released, is_imported; uintptr_t at; Ticket ticket; } Physical;
 
 int address_reserve(uintptr_t *address, size_t bytes, size_t alignment) {
     if (!bytes || bytes % GRANULARITY) return ERROR_INVALID_VALUE;
@@ -329,8 +368,10 @@ int physical_create(uint64_t *handle, size_t bytes, int device) {
 
 static void physical_drop_locked(Physical *p) {
     if (!p->is_released || p->mappings) return;
-    discharge(p->device, p->bytes);
-    log_use(LOG_FREE, "cuMemRelease", (uintptr_t)p, p->bytes, p->device);
+    if (!p->is_imported) {
+        discharge(p->device, p->bytes);
+        log_use(LOG_FREE, "cuMemRelease", (uintptr_t)p, p->bytes, p->device);
+    }
     free(p);
 }
 
@@ -353,8 +394,9 @@ int address_map(uintptr_t address, size_t bytes, uint64_t handle) {
     if (!p || bytes != p->bytes || !range || range->use != USE_RESERVED || address + bytes > range->start + range->bytes ||
         (next && next->start < address + bytes))
         error = ERROR_INVALID_VALUE;
+    else if (p->is_imported && !map_ticket_locked(&p->ticket, address)) error = ERROR_INVALID_HANDLE;
     else {
-        p->mappings++;
+        if (!p->mappings++) p->at = address;
         add(&mapped, (Range){address, bytes, p->device, USE_RESERVED, (size_t)p});
     }
     unlock();
@@ -368,6 +410,7 @@ int address_unmap(uintptr_t address, size_t bytes) {
         if (!range || range->start != at || range->start + range->bytes > address + bytes) { unlock(); return ERROR_INVALID_VALUE; }
         Physical *p = (Physical *)range->charged;
         at += range->bytes;
+        unshare_locked(range->start, range->bytes);
         drop(&mapped, range);
         p->mappings--;
         physical_drop_locked(p);
@@ -384,6 +427,66 @@ int physical_of(uintptr_t address, uint64_t *handle) {
     if (range) *handle = range->charged;
     unlock();
     return range ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+/* ---- memory of another process (ipc.c) --------------------------------------------------------------------------------- */
+
+int exported_ticket(const void *address, Ticket *ticket) {
+    lock();
+    Range *range = find(&taken, (uintptr_t)address);
+    bool is_valid = range && range->use == USE_MALLOC && make_ticket_locked(ticket, range->start, range->bytes, range->device);
+    unlock();
+    return is_valid ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+/* As in CUDA, a handle that is open already is counted and has one address. Nothing is charged: its owner has paid. */
+int imported_open(void **address, const Ticket *ticket, int device) {
+    int error = SUCCESS;
+    lock();
+    *address = (void *)opened_again_locked(ticket);
+    if (!*address) {
+        *address = take_addresses_locked(ticket->bytes, GRANULARITY, device, USE_IMPORTED, 0);
+        if (!*address) error = ERROR_OUT_OF_MEMORY;
+        else if (!map_ticket_locked(ticket, (uintptr_t)*address)) {
+            give_back_locked(find(&taken, (uintptr_t)*address));
+            error = ERROR_INVALID_HANDLE;
+        }
+    }
+    unlock();
+    return error;
+}
+
+int imported_close(void *address) {
+    lock();
+    Range *range = find(&taken, (uintptr_t)address);
+    bool is_valid = range && range->use == USE_IMPORTED && range->start == (uintptr_t)address;
+    bool is_last = is_valid && closed_last_locked(range->start);
+    size_t bytes = is_last ? range->bytes : 0;
+    if (is_last) {
+        unshare_locked(range->start, range->bytes);
+        give_back_locked(range);
+    }
+    unlock();
+    if (is_last) forget((uintptr_t)address, bytes);
+    return is_valid ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+int physical_ticket(uint64_t handle, Ticket *ticket) {
+    Physical *p = (Physical *)(uintptr_t)handle;
+    if (!p || p->is_imported) return ERROR_INVALID_VALUE;
+    lock();
+    bool is_mapped = p->mappings > 0; /* the bytes live where it is mapped */
+    bool is_made = is_mapped && make_ticket_locked(ticket, p->at, p->bytes, p->device);
+    unlock();
+    if (!is_mapped) return unimplemented("cuMemExportToShareableHandle (of memory that is not mapped)", ERROR_NOT_SUPPORTED);
+    return is_made ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+int physical_import(uint64_t *handle, const Ticket *ticket, int device) {
+    Physical *p = calloc(1, sizeof *p);
+    *p = (Physical){.bytes = ticket->bytes, .device = device, .is_imported = true, .ticket = *ticket};
+    *handle = (uint64_t)(uintptr_t)p;
+    return SUCCESS;
 }
 
 /* ---- pinned host memory ------------------------------------------------------------------------------------------------ */
@@ -460,8 +563,9 @@ static void stand_in(char *to, size_t bytes) {
 /* An operator whose result has a size that only the data decides (nonzero, unique) reads a count back. The Python side works the count
  * out beforehand and leaves it here: the next small unknown reads of this thread get it. */
 static __thread int64_t answer;
-static __thread int num_answers;
-EXPORT void foretell_answer_reads(int64_t value, int count) { answer = value, num_answers = count; }
+static __thread bool is_answering;
+EXPORT void foretell_answer_reads(int64_t value, bool is_on) { answer = value, is_answering = is_on; }
+bool answered_read(int64_t *value) { *value = answer; return is_answering; }
 
 static void read_device(char *to, const char *from, size_t bytes, const char *function) {
     size_t num_unknown = 0;
@@ -472,8 +576,7 @@ static void read_device(char *to, const char *from, size_t bytes, const char *fu
         else stand_in(to + done, run), num_unknown += run;
         done += run;
     }
-    if (num_unknown && bytes <= sizeof answer && num_answers > 0) {
-        num_answers--;
+    if (num_unknown && bytes <= sizeof answer && is_answering) {
         memcpy(to, &answer, bytes); /* little-endian: the low bytes come first */
     } else if (num_unknown) log_event(LOG_UNKNOWN_READ, function, (int64_t)num_unknown, (int64_t)from, 0, 0, 0, 0);
 }

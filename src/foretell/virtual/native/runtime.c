@@ -18,6 +18,9 @@ EXPORT int cudaFree(void *address) {
 }
 
 EXPORT int cudaMallocManaged(void **address, size_t bytes, unsigned flags UNUSED) { NEEDS_DEVICE(); return fail(managed_malloc(address, bytes)); }
+/* CUDA 12 and 13 differ in the arguments behind these, which do not matter here. */
+EXPORT int cudaMemPrefetchAsync(const void *address, size_t bytes UNUSED) { return fail(managed_advice(address)); }
+EXPORT int cudaMemAdvise(const void *address, size_t bytes UNUSED) { return fail(managed_advice(address)); }
 EXPORT int cudaHostAlloc(void **address, size_t bytes, unsigned flags UNUSED) { NEEDS_DEVICE(); return fail(pinned_malloc(address, bytes)); }
 EXPORT int cudaMallocHost(void **address, size_t bytes) { NEEDS_DEVICE(); return fail(pinned_malloc(address, bytes)); }
 EXPORT int cudaFreeHost(void *address) { return fail(pinned_free(address)); }
@@ -53,6 +56,7 @@ EXPORT int cudaDeviceGetGraphMemAttribute(int device UNUSED, int attribute UNUSE
     *(uint64_t *)value = 0;
     return SUCCESS;
 }
+EXPORT int cudaDeviceSetGraphMemAttribute(int device UNUSED, int attribute UNUSED, void *value UNUSED) { return SUCCESS; /* a reset of peaks */ }
 
 /* ---- copies -------------------------------------------------------------------------------------------------------------- */
 

@@ -159,6 +159,11 @@ EXPORT int cudaEventCreateWithFlags(void **handle, unsigned flags) {
     return SUCCESS;
 }
 
+bool is_interprocess_event(void *handle) {
+    Event *e = event_of(handle);
+    return e && e->flags & EVENT_INTERPROCESS;
+}
+
 EXPORT int cudaEventCreate(void **handle) { return cudaEventCreateWithFlags(handle, 0); }
 
 EXPORT int cudaEventDestroy(void *handle) {

@@ -77,6 +77,7 @@ bool is_pinned(const void *address);
 
 enum CopyKind { HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, COPY_DEFAULT };
 int copy_memory(void *to, const void *from, size_t bytes, int kind, const char *function);
+bool answered_read(int64_t *value);    /* what the Python side says that a count read back now is; false: it says nothing */
 int set_memory(void *to, int value, size_t value_bytes, size_t bytes);
 
 void know(uintptr_t address, size_t bytes, bool is_confirmed);  /* the bytes there are what a real GPU would have */
@@ -91,11 +92,13 @@ void host_synchronizes(int device);
 
 /* ---- log (log.c) --------------------------------------------------------------------------------------------- */
 
-enum LogKind { LOG_ALLOCATION = 1, LOG_FREE, LOG_LAUNCH, LOG_LIBRARY, LOG_UNIMPLEMENTED, LOG_UNKNOWN_READ, LOG_OUT_OF_MEMORY };
+enum LogKind { LOG_ALLOCATION = 1, LOG_FREE, LOG_LAUNCH, LOG_LIBRARY, LOG_UNIMPLEMENTED, LOG_UNKNOWN_READ, LOG_OUT_OF_MEMORY, LOG_STATIC_RUNTIME };
 bool is_logging(void);
 void log_event(enum LogKind kind, const char *name, int64_t a0, int64_t a1, int64_t a2, int64_t a3, int64_t a4, int64_t a5);
 /* Says on stderr, once per function, that it does not exist here; counted for the result. Returns `code`. */
 int unimplemented(const char *function, int code);
+/* Says the same of a library, or program, that brings its own CUDA runtime; `caller` is an address in it. */
+void static_runtime(const void *caller);
 /* Finds `function` in the real library that the process has loaded; NULL when there is none. */
 void *real_function(const char *library_prefix, const char *function);
 
