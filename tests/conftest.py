@@ -17,6 +17,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 ZOO = TESTS / "zoo"
+FEATURES = TESTS / "features"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,26 @@ def run_foretell(tmp_path: Path) -> RunForetell:
         return ForetellRun(process.returncode, process.stdout, process.stderr, result)
 
     return run
+
+
+@pytest.fixture
+def run_feature(run_foretell: RunForetell) -> RunForetell:
+    """Runs a script of tests/features; its peaks must be what foretell says of the card that held the most."""
+
+    def run(name: str, *arguments: str, **given: Any) -> ForetellRun:
+        run = run_foretell(FEATURES / f"{name}.py", *arguments, **given)
+        assert run.code == 0, run.tail()
+        peaks = json.loads(lines_of(run, "PEAKS")[0])
+        most = peaks["reserved"].index(max(peaks["reserved"]))
+        assert run.peak["reserved_bytes"] == peaks["reserved"][most]
+        assert run.peak["allocated_bytes"] == peaks["allocated"][most]
+        return run
+
+    return run
+
+
+def lines_of(run: ForetellRun, start: str) -> list[str]:
+    return [line.removeprefix(start).strip() for line in run.stdout.splitlines() if line.startswith(start)]
 
 
 def the_record(output: str) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from foretell import gpus
 from foretell.capture import CaptureOptions, Command, Progress, launch
+from foretell.capture.launch import make_directory
 from foretell.errors import UnsupportedError, UsageError
 from foretell.overhead import LIBRARIES
 from foretell.records import CaptureResult
@@ -197,3 +198,27 @@ def test_a_library_in_a_folder_with_a_space_is_preloaded_through_a_link(tmp_path
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         CaptureOptions(**options)
+
+
+def test_what_is_compiled_for_the_virtual_gpu_stays_away_from_the_users_caches(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "the user's"))
+    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    code = f"import os; print(*(os.environ[name] for name in {names}), file=open('said', 'w'))"
+    monkeypatch.chdir(tmp_path)
+    assert start(code, make_directory(tmp_path / "capture"), overlay=False).exit_status == 0
+    ours = tmp_path / "cache" / "foretell" / "compiled"
+    assert (tmp_path / "said").read_text().split() == [str(ours / "triton"), str(ours / "inductor")]
+
+
+def test_without_a_home_that_can_be_written_compiled_code_stays_in_the_capture(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.chdir(tmp_path)
+    code = "import os; print(os.environ['TRITON_CACHE_DIR'], file=open('said', 'w'))"
+    assert start(code, make_directory(tmp_path / "capture"), overlay=False).exit_status == 0
+    assert (tmp_path / "said").read_text().strip() == str(tmp_path / "capture" / "compiled" / "triton")

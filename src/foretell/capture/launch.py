@@ -146,6 +146,7 @@ def _environment(
             events=options.events,
         ),
         "TRITON_LIBCUDA_PATH": str(_linker_folder(directory)),
+        **_compile_caches(directory),
         "FORETELL_CAPTURE": json.dumps(inside),
         "PYTHONPATH": os.pathsep.join(paths),
     }
@@ -158,6 +159,18 @@ def _linker_folder(directory: Path) -> Path:
     for name in ("libcuda.so", "libcuda.so.1"):
         (folder / name).symlink_to(library_paths().cuda)
     return folder
+
+
+def _compile_caches(directory: Path) -> dict[str, str]:
+    """Folders of our own: what torch.compile and Triton keep was tuned on a GPU that computes nothing, and a real one
+    must not find it."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "foretell" / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = directory / "compiled"
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 def make_directory(path: Path) -> Path:
