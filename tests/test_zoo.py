@@ -18,7 +18,12 @@ from conftest import ZOO, CpuReference, ForetellRun, RunForetell, the_record
 
 HELPERS = {"common", "recorder", "reference"}
 NAMES = sorted({path.stem for path in ZOO.glob("*.py")} - HELPERS | {"package_form"})
-NEEDS = {"lightning_loop": "lightning"}  # not in every stack
+NEEDS = {  # not in every stack
+    "diffusers_unets": "diffusers",
+    "lightning_loop": "lightning",
+    "peft_lora": "peft",
+    "timm_classifier": "timm",
+}
 MIB = 1 << 20
 
 

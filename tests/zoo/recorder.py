@@ -2,24 +2,33 @@
 code calls, with the shapes and dtypes that go in and out, every backward and every optimizer step, and the line of the
 workload each came from. Two runs of a workload took the same branches when their records are equal.
 
-Switched on with ZOO_RECORD=1; the record goes to standard output at the end, each line behind a mark. Nothing in it
-depends on the device. It uses a TorchFunctionMode and hooks of nn.Module and Optimizer only, which leave the measured
-bytes alone (tests/test_zoo.py proves it); a TorchDispatchMode would not.
+In the zoo it is switched on with ZOO_RECORD=1, and the record goes to standard output at the end, each line behind a
+mark; benchmarks/coverage starts and stops it itself. Nothing in it depends on the device. It uses a TorchFunctionMode
+and hooks of nn.Module and Optimizer only, which leave the measured bytes alone (tests/test_zoo.py proves it); a
+TorchDispatchMode would not.
 
 Not recorded, because they may differ without the workload going another way: moves between devices, what torch's own
 Python code does inside its modules, optimizers and utilities (it picks foreach or fused variants by device), the
 initialisation of weights (foretell may skip it), and the values of floats. Integers and booleans that come back to
 Python are recorded with their value: they choose branches.
+
+Code that asks for the type of the device goes its way rightly. What it does inside such an `if` is not recorded. Where
+it picks an operator (`x.float() if device.type == "cpu" else x.int()`), the operator's name is left out, and the dtype
+of what is made of the result until one is given; never a shape.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
+import contextlib
+import functools
+import linecache
 import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -35,6 +44,10 @@ MOVES = {"cuda", "cpu", "pin_memory", "is_pinned", "record_stream", "__deepcopy_
 INITIALISERS = {
     "normal_",
     "uniform_",
+    "exponential_",
+    "cauchy_",
+    "log_normal_",
+    "geometric_",
     "trunc_normal_",
     "kaiming_uniform_",
     "kaiming_normal_",
@@ -53,6 +66,7 @@ class Record(TorchFunctionMode):
         super().__init__()
         self.lines: list[str] = []
         self.muted = threading.local()
+        self.undo = contextlib.ExitStack()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -61,7 +75,11 @@ class Record(TorchFunctionMode):
         if name == "__get__" or name in MOVES or name in INITIALISERS or getattr(self.muted, "depth", 0):
             return result
         caller = calling_frame()
-        if caller is not None:
+        if caller is not None and not is_inside_choice_by_device(caller):
+            if caller.f_lineno in choices_by_device(caller.f_code.co_filename).expressions:
+                name = "by_device"
+            if name == "by_device" or ("dtype" not in kwargs and any(is_by_device(each) for each in args)):
+                mark_by_device(result)
             # How a tensor is moved (non_blocking) is the device's business; what becomes of it is not.
             inputs = list(args[:1]) if name == "to" else [*args, *kwargs.values()]
             if has_tensor([inputs, result]):
@@ -69,9 +87,19 @@ class Record(TorchFunctionMode):
         return result
 
     def module(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.lines.append(
-            f"module {type(module).__name__}({describe(inputs)}) -> {describe(output)} training={module.training}"
-        )
+        if not is_inside_choice_by_device(sys._getframe(1)):
+            self.lines.append(
+                f"module {type(module).__name__}({describe(inputs)}) -> {describe(output)} training={module.training}"
+            )
+
+    def start(self) -> None:
+        self.undo.enter_context(self)
+        self.undo.callback(nn.modules.module.register_module_forward_hook(self.module).remove)
+        record_steps(self)
+        record_backward(self)
+
+    def stop(self) -> None:
+        self.undo.close()
 
     def mute(self, change: int) -> None:
         self.muted.depth = getattr(self.muted, "depth", 0) + change
@@ -84,10 +112,7 @@ class Record(TorchFunctionMode):
 
 def start() -> None:
     record = Record()
-    record.__enter__()
-    nn.modules.module.register_module_forward_hook(record.module)
-    record_steps(record)
-    record_backward(record)
+    record.start()
     records.append(record)
 
 
@@ -106,8 +131,8 @@ def record_steps(record: Record) -> None:
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         record.mute(-1)
 
-    register_optimizer_step_pre_hook(before)
-    register_optimizer_step_post_hook(after)
+    record.undo.callback(register_optimizer_step_pre_hook(before).remove)
+    record.undo.callback(register_optimizer_step_post_hook(after).remove)
 
 
 def record_backward(record: Record) -> None:
@@ -124,6 +149,7 @@ def record_backward(record: Record) -> None:
             record.mute(-1)
 
     torch.autograd.backward = backward
+    record.undo.callback(setattr, torch.autograd, "backward", original)
 
 
 def calling_frame() -> Any:
@@ -143,6 +169,56 @@ def place(frame: Any) -> str:
     return f"{os.path.basename(filename)}:{frame.f_code.co_name}"
 
 
+class Choices(NamedTuple):
+    """Lines of a file that are there for one type of device."""
+
+    expressions: frozenset[int]
+    statements: frozenset[int]
+
+
+@functools.cache
+def choices_by_device(filename: str) -> Choices:
+    expressions: set[int] = set()
+    statements: set[int] = set()
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:
+        return Choices(frozenset(), frozenset())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.IfExp) and asks_for_device(node.test):
+            expressions |= lines_of(node)
+        elif isinstance(node, ast.If) and asks_for_device(node.test):
+            statements.update(*(lines_of(each) for each in (*node.body, *node.orelse)))
+    return Choices(frozenset(expressions), frozenset(statements))
+
+
+def asks_for_device(test: ast.expr) -> bool:
+    return any(ast.unparse(node).endswith("device.type") for node in ast.walk(test) if isinstance(node, ast.Attribute))
+
+
+def lines_of(node: ast.stmt | ast.expr) -> set[int]:
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
+def is_inside_choice_by_device(frame: Any) -> bool:
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        is_theirs = not filename.startswith(TORCH) and OBSERVER not in filename
+        if is_theirs and frame.f_lineno in choices_by_device(filename).statements:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def mark_by_device(value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value.dtype_is_by_device = True  # type: ignore[attr-defined]
+
+
+def is_by_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and getattr(value, "dtype_is_by_device", False)
+
+
 def has_tensor(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(has_tensor(item) for item in value)
@@ -151,7 +227,8 @@ def has_tensor(value: Any) -> bool:
 
 def describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        dtype = "any" if is_by_device(value) else str(value.dtype).removeprefix("torch.")
+        return f"{dtype}{list(value.shape)}"
     if isinstance(value, (bool, int)):
         return repr(value)
     if isinstance(value, (list, tuple)):
