@@ -32,12 +32,22 @@ IMPORTS = {
     "resnet50": "import torch, torchvision",
     "gpt2": "import torch; from transformers import GPT2Config, GPT2LMHeadModel",
 }
+# `foretell run`, with the values of small tensors or without.
+WITH_OR_WITHOUT_VALUES = """
+import sys
+from foretell import api, gpus
+from foretell.capture import CaptureOptions, resolve
+options = CaptureOptions(steps="all", values=sys.argv[1] == "with")
+api.run(resolve(sys.argv[2:]), gpu=gpus.find("a100-40gb"), options=options)
+"""
 FIRST_OPTIMIZER = "; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])"
 
 
 @dataclass(frozen=True)
 class Finished:
     seconds: float
+    cpu_seconds: float
+    """Of the command and all that it started: another job on the machine changes it less than the time of day."""
     peak_rss: int
     """Of the largest process of the command."""
     output: str
@@ -71,6 +81,8 @@ def main() -> int:
         console.print(f"{job}: four steps on the virtual GPU against one really computed on the CPU ...", style="dim")
         rows.append(training_against_cpu(job))
         rows.append(hooks_change_nothing(job))
+        console.print(f"{job}: with the values of small tensors against without ...", style="dim")
+        rows.append(values_cost(job, options.repeat))
     console.print("llama-7b ...", style="dim")
     rows += seven_billion()
     table = Table("what", "measured", "aim", "", title="foretell, as ratios of this run")
@@ -129,6 +141,17 @@ def hooks_change_nothing(job: str) -> Row:
     )
 
 
+def values_cost(job: str, repeat: int) -> Row:
+    costs: dict[str, list[float]] = {"with": [], "without": []}
+    for _ in range(repeat):
+        for how, seconds in costs.items():
+            command = [sys.executable, "-c", WITH_OR_WITHOUT_VALUES, how, str(WORKLOADS), job]
+            seconds.append(finish(command).cpu_seconds)
+    slower = min(costs["with"]) / min(costs["without"]) - 1
+    measured = f"{slower:+.1%} ({min(costs['with']):.1f} s / {min(costs['without']):.1f} s of CPU)"
+    return Row(f"{job}: the whole command with values / without", measured, "<= +5 %", slower <= 0.05)
+
+
 def seven_billion() -> list[Row]:
     run = finish(foretell_command("llama-7b", "b200"))
     reserved = int(run.bench()["max_reserved"])
@@ -169,7 +192,7 @@ def finish(command: list[str], extra: dict[str, str] | None = None) -> Finished:
         text = output.read()
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{text[-3000:]}")
-    return Finished(seconds, usage.ru_maxrss * 1024, text)
+    return Finished(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, text)
 
 
 if __name__ == "__main__":
