@@ -10,24 +10,17 @@ from conftest import RunForetell
 OPTIONS = [
     "",
     "expandable_segments:True",
-    "max_split_size_mb:32",
+    "max_split_size_mb:32,garbage_collection_threshold:0.6",
     "max_split_size_mb:21,max_non_split_rounding_mb:64",
-    "roundup_power2_divisions:4",
-    "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
-    "garbage_collection_threshold:0.6",
-    "release_lock_on_cudamalloc:True",
+    "roundup_power2_divisions:4,release_lock_on_cudamalloc:True",
+    "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],pinned_use_background_threads:True",
     "pinned_use_cuda_host_register:True,pinned_num_register_threads:4",
-    "pinned_use_background_threads:True",
     "backend:cudaMallocAsync",
 ]
 NEWER_OPTIONS = [
-    "expandable_segments:True,large_segment_size_mb:64",
-    "large_segment_size_mb:40",
-    "per_process_memory_fraction:0.5",
-    "graph_capture_record_stream_reuse:True",
-    "throw_on_cudamalloc_oom:True",
-    "pinned_reserve_segment_size_mb:64",
-    "pinned_max_round_threshold_mb:8,pinned_max_cached_size_mb:64",
+    "expandable_segments:True,large_segment_size_mb:64,graph_capture_record_stream_reuse:True",
+    "large_segment_size_mb:40,per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True",
+    "pinned_reserve_segment_size_mb:64,pinned_max_round_threshold_mb:8,pinned_max_cached_size_mb:64",
 ]
 """Not in torch 2.6."""
 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12):
