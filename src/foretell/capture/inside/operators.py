@@ -51,6 +51,10 @@ BATCH_NORM = _named("batch_norm")
 CHECKS_PROBABILITIES = _named("multinomial")
 CHECKS_GRADIENTS = _named("_amp_foreach_non_finite_check_and_unscale_")
 
+CHOOSES = _named("topk")
+MAX_CHOICES = 1 << 10
+"""Of so many, at most, that a network routes to some of them: experts, not words."""
+ORDERS = _named("sort", "argsort")
 FOREACH = _named(*(name for name in dir(torch) if name.startswith("_foreach_")))
 """Of optimizers, over lists of weights, gradients and their moments, which are not known anyway."""
 

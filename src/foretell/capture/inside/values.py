@@ -6,7 +6,8 @@ bytes: a result is known when everything that went into it is. A TorchFunctionMo
 change the memory it observes.
 
 What is read although it is not known gets a stand-in: 1.0 for floating-point tensors of up to 16 Ki elements, otherwise
-0 and False. Where it decides a size (how many elements a mask selects), `--assume` says how many: none, half, all. Each
+0 and False. Where it decides a size (how many elements a mask selects), `--assume` says how many: none, half, all. A learned gate
+(`topk`) is taken to choose all alike, and unknown scores to be in order, so that what a script counts adds up. Each
 such read is journaled with its line.
 """
 
@@ -30,9 +31,8 @@ from .where import where_now
 
 MAX_INTEGERS = 1 << 22
 """Elements of an integer or boolean result that is repeated on the host."""
-MAX_FLOATS = 1 << 10
-"""The same for floating-point ones. Constants (`torch.ones`), and what is made from integers or booleans
-(`mask.float()`), may have 64 times as many."""
+MAX_FLOATS = 1 << 16
+"""The same for floating-point ones: masks, positions, boxes."""
 MAX_STAND_IN = 1 << 14
 
 Tensor: Any = torch.Tensor
@@ -135,7 +135,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if type(func).__module__ == "torch._ops":  # an operator of a package, whose kernels nobody else watches
             self._forget(tensors_in(operators.written_arguments(func, args, kwargs)))
         if kind is Tensor:
-            if out.is_cuda and is_small(out, from_integers=True):  # of large ones nothing is ever known
+            if out.is_cuda and is_small(out):  # of large ones nothing is ever known
                 self._settle(func, args, kwargs, (out,))
         elif func in operators.FOREACH or (out is None and args and type(args[0]) in (tuple, list)):  # or fused
             self._bytes.forget_whole(each for each in tensors_in(args if out is None else out) if each.is_cuda)
@@ -169,7 +169,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def _settle(self, func: Any, args: Any, kwargs: Any, outs: Iterable[Any]) -> None:
         """Repeats the operator on the host if its results on the device are small and all that it read is known."""
         results = [out for out in outs if is_on_device(out)]
-        if not any(is_small(out, from_integers=True) for out in results):
+        if not any(map(is_small, results)):
             return
         try:
             with _no_subclasses(), torch.no_grad():
@@ -181,11 +181,11 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _repeat(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
         inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
+        if (func in operators.CHOOSES or func in operators.ORDERS) and not self._is_known(inputs[0]):
+            return self._assume_indices(func, args, kwargs, outs)
         if func in operators.LIKE:
             inputs = inputs[1:]
-        is_constant = not inputs and func not in operators.RANDOM  # ones, full, arange ...
-        from_integers = is_constant or any(each.dtype in INTEGERS for each in inputs)
-        if func in operators.UNINITIALISED or not all(is_small(out, from_integers=from_integers) for out in outs):
+        if func in operators.UNINITIALISED or not all(map(is_small, outs)):
             return False
         if any(each.requires_grad for each in inputs) and outs[0].dtype not in INTEGERS:
             return False  # a weight: the optimizer changes it where nobody sees
@@ -205,6 +205,27 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
                 self._bytes.alias(out.detach()).copy_(value)
         for out in outs:
             self._bytes.know(out)
+        return True
+
+    def _assume_indices(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
+        """Which ones a learned gate chooses and in which order scores are is not known, but that they are indices is: a
+        script that counts them, expert by expert, must come to the right sum. All are chosen alike, or with `--assume
+        high` always the first; what is sorted stays in order."""
+        scores, indices = args[0], outs[-1]
+        position = 2 if func in operators.CHOOSES else 1
+        dim = kwargs.get("dim", args[position] if len(args) > position else -1)
+        size = scores.shape[dim] if scores.dim() else 0
+        if size == 0 or not is_small(indices) or (func in operators.CHOOSES and size > operators.MAX_CHOICES):
+            return False
+        self._note(func, scores)
+        last = indices.movedim(dim, -1)
+        k, num_rows = last.shape[-1], last.numel() // last.shape[-1]
+        is_spread = func in operators.CHOOSES and self._run.options.assume != "high"
+        starts = torch.arange(num_rows) * k if is_spread else torch.zeros(num_rows, dtype=torch.int64)
+        chosen = (starts.unsqueeze(1) + torch.arange(k)) % size
+        self._bytes.alias(last.detach()).copy_(chosen.reshape(last.shape))
+        self._bytes.know(indices)
+        self._forget(outs[:-1])
         return True
 
     def _assume_good_numbers(self, func: Any, outs: list[Any]) -> bool:
@@ -449,9 +470,8 @@ def is_on_device(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_cuda
 
 
-def is_small(tensor: Any, *, from_integers: bool) -> bool:
-    limit = MAX_INTEGERS if tensor.dtype in INTEGERS else MAX_FLOATS * (64 if from_integers else 1)
-    return bool(tensor.numel() <= limit)
+def is_small(tensor: Any) -> bool:
+    return bool(tensor.numel() <= (MAX_INTEGERS if tensor.dtype in INTEGERS else MAX_FLOATS))
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
