@@ -6,9 +6,9 @@ bytes: a result is known when everything that went into it is. A TorchFunctionMo
 change the memory it observes.
 
 What is read although it is not known gets a stand-in: 1.0 for floating-point tensors of up to 16 Ki elements, otherwise
-0 and False. Where it decides a size (how many elements a mask selects), `--assume` says how many: none, half, all. A learned gate
-(`topk`) is taken to choose all alike, and unknown scores to be in order, so that what a script counts adds up. Each
-such read is journaled with its line.
+0 and False. Where it decides a size (how many elements a mask selects), `--assume` says how many: none, half, all. A
+learned gate (`topk`) is taken to choose all alike, and unknown scores to be in order, so that what a script counts adds
+up. Each such read is journaled with its line.
 """
 
 from __future__ import annotations
