@@ -14,7 +14,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/*)
 CODE := src tests examples benchmarks scripts/environment setup.py
 
-.PHONY: help demo environment native test check lint types format test-matrix test-zoo bench native-test wheel clean
+.PHONY: help demo environment native test check lint types format test-matrix test-zoo bench coverage native-test wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,9 @@ test-matrix: ## the zoo on the oldest and on the newest torch
 
 bench: environment native ## time and host memory, as ratios
 	$(PYTHON) benchmarks/bench.py
+
+coverage: environment native ## two steps of a thousand models against the CPU; all of them write docs/coverage.md
+	$(PYTHON) -m benchmarks.coverage $(ARGS)
 
 native-test: environment ## the native tests, under AddressSanitizer or valgrind
 	$(MAKE) -C tests/native
