@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_a_script_that_raised_gives_no_number(tmp_path: Path) -> None:
 )
 def test_a_script_that_exits_or_is_killed_is_told_by_code_or_signal(tmp_path: Path, status: int, message: str) -> None:
     with pytest.raises(ScriptError, match=message):
-        estimate_of(training_run(tmp_path).trace(exit_status=status))
+        estimate_of(replace(training_run(tmp_path).trace(exit_status=status), is_ended=False))
 
 
 def test_a_script_that_did_not_end_in_time_gives_no_number(tmp_path: Path) -> None:
@@ -215,3 +216,15 @@ def test_a_given_context_leaves_only_the_libraries_uncertain() -> None:
         (430 + 5) * MIB + 281 * MIB // 2,
         (430 + 5) * MIB + 281 * MIB * 3 // 2,
     )
+
+
+def test_a_crash_while_python_shuts_down_is_a_caveat_and_no_failure(tmp_path: Path) -> None:
+    trace = training_run(tmp_path).trace(exit_status=-6)
+    assert trace.is_ended
+    assert any("died of SIGABRT while it shut down" in caveat for caveat in estimate_of(trace).caveats)
+
+
+def test_a_crash_before_the_end_of_the_script_is_a_failure(tmp_path: Path) -> None:
+    trace = replace(training_run(tmp_path).trace(exit_status=-6), is_ended=False)
+    with pytest.raises(ScriptError, match="killed by SIGABRT"):
+        estimate_of(trace)

@@ -79,7 +79,7 @@ def _where_it_was(trace: Trace) -> str:
 
 
 def _refuse_failure(trace: Trace) -> None:
-    if trace.exit_status != 0:
+    if trace.exit_status != 0 and not _crashed_after_its_end(trace):
         raise ScriptError(_failure(trace))
     if not (trace.final or trace.steps or len(trace.driver.time_us)):
         hint = "Does it choose the device by an option or an environment variable (CUDA_VISIBLE_DEVICES)?"
@@ -91,6 +91,11 @@ def _refuse_failure(trace: Trace) -> None:
             f"the script never used the GPU, so there is nothing to estimate. {hint} "
             "On the virtual GPU torch.cuda.is_available() is True."
         )
+
+
+def _crashed_after_its_end(trace: Trace) -> bool:
+    """The script had ended well and Python was being taken apart, where torch's threads can make it abort."""
+    return trace.exit_status in (-signal.SIGABRT, -signal.SIGSEGV) and trace.is_ended and trace.exception is None
 
 
 def _failure(trace: Trace) -> str:
@@ -259,6 +264,10 @@ def _caveats(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[s
     caveats += _library_caveats(trace)
     if not trace.steps and oom is None:
         caveats.append("no optimizer step was seen: this is the peak of the whole run")
+    if _crashed_after_its_end(trace):
+        caveats.append(
+            f"the process died of {_signal_name(-trace.exit_status)} while it shut down, after the script's end"
+        )
     if not trace.is_ended and oom is None:
         caveats.append("the process ended without a word (os._exit): what it did after its last step is not included")
     if trace.exception is not None and trace.exit_status == 0 and oom is None:

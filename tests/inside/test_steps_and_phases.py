@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +112,24 @@ def test_a_script_that_uses_no_gpu_leaves_no_trace_of_one(capture: Run) -> None:
     assert captured.said == ["False"]
     assert captured.lines("cuda") == []
     assert captured.one("torch")["cuda"]
+
+
+def test_a_library_that_compiles_functions_of_its_own_does_not_hide_the_phases(capture: Run, tmp_path: Path) -> None:
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "compiles.py").write_text(
+        "import torch\n@torch.compile(dynamic=True)\ndef one(x): return x\n@torch.compile\ndef two(x): return x\n"
+    )
+    script = f"""
+        import sys
+        sys.path.insert(0, {str(library)!r})
+        import compiles, torch
+        model = torch.nn.Linear(4, 4).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.ones(2, 4, device="cuda")).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model(torch.ones(2, 4, device="cuda"))
+        """
+    assert set(capture(script, steps="all").check().one("end")["phases"]) >= {"forward", "backward", "evaluation"}

@@ -139,14 +139,20 @@ def record_backward(record: Record) -> None:
     """Operators inside a backward are not recorded: it runs in the calling thread on a CPU and in another on a GPU.
     Modules are, wherever they run, so that recomputation is seen."""
     original = torch.autograd.backward
+    running: list[Any] = []
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        record.lines.append(f"backward({describe(tensors)})")
+        # With a mode on, torch shows the call to the mode, which makes it again.
+        roots = [id(each) for each in (tensors if isinstance(tensors, tuple | list) else [tensors])]
+        if not running or running[-1] != roots:
+            record.lines.append(f"backward({describe(tensors)})")
+        running.append(roots)
         record.mute(+1)
         try:
             original(tensors, *args, **kwargs)
         finally:
             record.mute(-1)
+            running.pop()
 
     torch.autograd.backward = backward
     record.undo.callback(setattr, torch.autograd, "backward", original)

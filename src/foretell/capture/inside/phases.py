@@ -18,10 +18,12 @@ the next batch of a DataLoader tells forward (gradients on) from evaluation (off
 
 from __future__ import annotations
 
+import inspect
 from functools import wraps
 from typing import Any
 
 from .run import Run
+from .where import is_in_library
 
 
 class Phases:
@@ -100,11 +102,18 @@ class Phases:
     def _noting_compilation(self, original: Any) -> Any:
         @wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            self._is_compiling = True
-            self._stop_looking()
+            if not _is_library_function(args[0] if args else kwargs.get("model")):
+                self._is_compiling = True
+                self._stop_looking()
             return original(*args, **kwargs)
 
         return noted
+
+
+def _is_library_function(compiled: Any) -> bool:
+    """bitsandbytes and others have some compiled as soon as they are imported; that says nothing of the script.
+    None: a decorator with options, which calls again with the function."""
+    return compiled is None or (inspect.isfunction(compiled) and is_in_library(compiled.__code__.co_filename))
 
 
 def _is_on_gpu(module: Any) -> bool:

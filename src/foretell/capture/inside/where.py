@@ -31,6 +31,10 @@ def where_raised(traceback: TracebackType | None) -> str | None:
     return found[0] if found else None
 
 
+def is_in_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in file
+
+
 def _outwards(frame: FrameType | None) -> list[tuple[str, int]]:
     places = []
     while frame is not None:
@@ -43,6 +47,6 @@ def _where(places: list[tuple[str, int]]) -> tuple[str, bool] | None:
     """(place, whether it is the user's), innermost first; without a frame of the user's the innermost of all."""
     places = [place for place in places if not place[0].startswith((_OURS, "<frozen"))]
     for file, line in places:
-        if not file.startswith(_LIBRARIES) and f"{os.sep}site-packages{os.sep}" not in file and os.path.isabs(file):
+        if not is_in_library(file) and os.path.isabs(file):
             return f"{file}:{line}", True
     return (f"{places[0][0]}:{places[0][1]}", False) if places else None
