@@ -39,11 +39,11 @@ def test_a_compiled_step_needs_what_its_fused_kernels_need_cold_and_warm(
     compiled = binaries(tmp_path)
     assert len(compiled) >= 2
     assert any(name.startswith("triton_") for name in kernels(tmp_path))
-    assert cold.peak["allocated_bytes"] < eager.peak["allocated_bytes"], "fusion keeps fewer activations"
     warm = run_compiled("default")
     assert binaries(tmp_path) == compiled, "the second run takes them from the cache"
     assert any(name.startswith("triton_") for name in kernels(tmp_path))
-    assert warm.peak["allocated_bytes"] <= cold.peak["allocated_bytes"]
+    assert warm.peak["allocated_bytes"] < eager.peak["allocated_bytes"], "fusion keeps fewer activations"
+    assert warm.peak["allocated_bytes"] <= cold.peak["allocated_bytes"], "the first run also tries kernels out"
 
 
 @pytest.mark.parametrize("how", ["reduce-overhead", "flex"])

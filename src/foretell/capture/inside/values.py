@@ -169,7 +169,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def _settle(self, func: Any, args: Any, kwargs: Any, outs: Iterable[Any]) -> None:
         """Repeats the operator on the host if its results on the device are small and all that it read is known."""
         results = [out for out in outs if is_on_device(out)]
-        if not any(map(is_small, results)):
+        if not any(map(is_small, results)) or _is_tracing():
             return
         try:
             with _no_subclasses(), torch.no_grad():
@@ -459,6 +459,11 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         for (where, what), (count, num_bytes) in self._unknown_reads.items():
             self._run.journal.write("unknown_read", where=where or None, what=what, count=count, bytes=num_bytes)
         self._unknown_reads.clear()
+
+
+def _is_tracing() -> bool:
+    """torch.compile looks at a function with tensors that have no memory."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _take_modes() -> list[Any]:
