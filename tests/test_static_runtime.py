@@ -48,7 +48,7 @@ def runtime(pattern: str) -> Path:
 def run(folder: Path, library: Path) -> subprocess.CompletedProcess[str]:
     (folder / "extension.c").write_text(EXTENSION)
     (folder / "train.py").write_text(SCRIPT)
-    extension = folder / "libextension.so"
+    extension = folder / "libcustom_operators.so"
     build = ["cc", "-shared", "-fPIC", "-o", str(extension), "extension.c", str(library), "-lpthread", "-ldl", "-lrt"]
     subprocess.run(build, cwd=folder, check=True)
     command = [sys.executable, "-m", "foretell", "run", "--gpu", "rtx-3060", "train.py", str(extension)]
@@ -58,7 +58,7 @@ def run(folder: Path, library: Path) -> subprocess.CompletedProcess[str]:
 def test_a_library_with_its_own_runtime_is_named_and_gives_no_number(tmp_path: Path) -> None:
     done = run(tmp_path, runtime("libcudart_static.a"))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "libextension.so brings its own copy of the CUDA runtime" in done.stderr.replace("\n", " ")
+    assert "libcustom_operators.so brings its own copy of the CUDA runtime" in done.stderr.replace("\n", " ")
     assert "--cudart shared" in done.stderr.replace("\n", " ")
     assert "FITS" not in done.stdout
 

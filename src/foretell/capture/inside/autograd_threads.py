@@ -20,5 +20,6 @@ def wait_for_autograd(torch: Any) -> None:
         for device in range(torch.cuda.device_count()):
             if torch.cuda.max_memory_reserved(device):
                 nothing = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
-                # Not backward(): that would give the empty pass a Python object to let go of, too.
-                engine.run_backward((nothing.clone(),), (torch.empty_like(nothing),), False, False, (nothing,))
+                # Not backward() and not grad(): those would give the empty pass a Python object to let go of, too.
+                gradient = torch.empty_like(nothing)
+                engine.run_backward((nothing.clone(),), (gradient,), False, False, (), accumulate_grad=True)

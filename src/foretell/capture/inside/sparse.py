@@ -7,7 +7,7 @@ repeated on the host with ones for the values, beforehand for the count, and its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .device_bytes import DeviceBytes
@@ -119,7 +119,3 @@ def _concatenated(left: Any, right: Any) -> Any:
     """CUDA adds two of them by putting the entries of one behind those of the other."""
     indices = torch.cat([left._indices(), right._indices()], 1)
     return torch.sparse_coo_tensor(indices, torch.ones(indices.shape[1]), left.shape)
-
-
-def tensors_of(values: Iterable[Any]) -> Iterator[Any]:
-    return (each for each in values if isinstance(each, Tensor))

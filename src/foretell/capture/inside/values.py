@@ -27,7 +27,7 @@ from .branches import answer_that_does_not_raise
 from .device_bytes import Answers, DeviceBytes
 from .operators import INTEGERS, torch
 from .run import Run
-from .where import where_now
+from .where import OURS, where_now
 
 MAX_INTEGERS = 1 << 22
 """Elements of an integer or boolean result that is repeated on the host."""
@@ -326,14 +326,18 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if all(not each.is_cuda or self._is_known(each) for each in decides):
             count = self._count(func, args, kwargs, decides[0])
         if count is None:
-            assume = self._run.options.assume
-            count = {"low": 0, "typical": (decides[0].numel() + 1) // 2, "high": decides[0].numel()}[assume]
-            self._note(func, decides[0], f"decides a size, --assume {assume}: {count} of {decides[0].numel()}")
+            count = self._assume_size(func, decides[0], decides[0].numel())
         out = self._answering(count, func, args, kwargs)
         if func in operators.SUPPRESSES_BOXES:  # some versions count on the host, from what they copied back
             out = out[:count]
         self._answer_in_backward(count, args[0] if func is operators.SET_ITEM else out)
         return out
+
+    def _assume_size(self, func: Any, source: Any, most: int) -> int:
+        assume = self._run.options.assume
+        count = {"low": 0, "typical": (most + 1) // 2, "high": most}[assume]
+        self._note(func, source, f"decides a size, --assume {assume}: {count} of {most}")
+        return count
 
     def _answer_in_backward(self, count: int, out: Any) -> None:
         """Indexing by a mask counts it again in its backward, in a thread and at a depth the mode does not see."""
@@ -357,7 +361,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     # ---- sparse tensors --------------------------------------------------------------------------------------------
 
     def _is_about_sparse(self, name: str, args: Any) -> bool:
-        tensors = list(sparse.tensors_of(args))
+        tensors = list(tensors_in(args))
         if not any(each.is_cuda or name in ("to", "cuda") for each in tensors):
             return False
         # With a dense operand the result is dense, or has the entries of the sparse one.
@@ -379,14 +383,12 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def _structural(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         with _no_subclasses(), torch.no_grad():
             host = self._patterns.result(func, name, args, kwargs)
-        tensors = list(sparse.tensors_of(args))
+        tensors = list(tensors_in(args))
         if host is not None:
             count = sparse.num_entries(host) if sparse.is_sparse(host) else 0
         else:
             most = sparse.most_entries(name, [each for each in tensors if sparse.is_sparse(each)], tensors)
-            assume = self._run.options.assume
-            count = {"low": 0, "typical": (most + 1) // 2, "high": most}[assume]
-            self._note(func, tensors[0], f"decides a size, --assume {assume}: {count} of {most}")
+            count = self._assume_size(func, tensors[0], most)
         if name in sparse.INTERSECTIONS:
             self._caveat_once("a product of sparse tensors by entries is taken with as many of them as the smaller has")
         out = self._answering(count, func, args, kwargs)
@@ -511,7 +513,7 @@ def stand_in(tensor: Any) -> int:
         return 0
     frame = sys._getframe(2)
     while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(_HERE) or frame.f_code.co_name == "__torch_function__"
+        frame.f_code.co_filename.startswith(OURS) or frame.f_code.co_name == "__torch_function__"
     ):  # what asks stands behind us, and behind modes of the script's own
         frame = frame.f_back
     answer = answer_that_does_not_raise(frame)
@@ -519,6 +521,3 @@ def stand_in(tensor: Any) -> int:
         # torch.distributions asks in a function of its own whether its arguments are valid, and raises elsewhere.
         answer = f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename
     return int(answer)
-
-
-_HERE = __file__.rpartition("/")[0]

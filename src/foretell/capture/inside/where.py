@@ -8,7 +8,7 @@ import sysconfig
 import threading
 from types import FrameType, TracebackType
 
-_OURS = os.path.dirname(os.path.abspath(__file__))
+OURS = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -45,7 +45,7 @@ def _outwards(frame: FrameType | None) -> list[tuple[str, int]]:
 
 def _where(places: list[tuple[str, int]]) -> tuple[str, bool] | None:
     """(place, whether it is the user's), innermost first; without a frame of the user's the innermost of all."""
-    places = [place for place in places if not place[0].startswith((_OURS, "<frozen"))]
+    places = [place for place in places if not place[0].startswith((OURS, "<frozen"))]
     for file, line in places:
         if not is_in_library(file) and os.path.isabs(file):
             return f"{file}:{line}", True

@@ -18,6 +18,7 @@ static Size size_of(const void *matrix) {
     if (!get) get = (GetSize)real_function("libcusparse.so.", "cusparseSpMatGetSize");
     Size size = {0, 0, 0};
     if (get) get(matrix, &size.rows, &size.columns, &size.entries);
+    else unimplemented("cusparseSpMatGetSize (without NVIDIA's cuSPARSE beside torch)", 0);
     return size;
 }
 static int64_t rows_of(const void *matrix) { return size_of(matrix).rows; }

@@ -134,7 +134,10 @@ EXPORT const char *foretell_unimplemented_name(int i) { return i >= 0 && i < num
 
 /* NVIDIA's own libraries have one each, and are answered before they come to use it. */
 static bool is_nvidias(const char *path) {
-    static const char *PREFIXES[] = {"libcu", "libnv", "libnccl", "libcheckpoint."};
+    /* Whole names: somebody's own may well be called libcustom or libcuda_operators. */
+    static const char *PREFIXES[] = {"libcublas", "libcudart.", "libcudnn", "libcufft", "libcufile", "libcupti.", "libcurand.", "libcusolver", "libcusparse",
+                                     "libcudss", "libnccl", "libnvJitLink.", "libnvToolsExt", "libnvblas.", "libnvperf", "libnvrtc", "libnvshmem", "libnvtx",
+                                     "libcheckpoint.", "libpcsamplingutil."};
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     for (size_t i = 0; i < sizeof PREFIXES / sizeof *PREFIXES; i++)
         if (!strncmp(file, PREFIXES[i], strlen(PREFIXES[i]))) return true;
