@@ -5,11 +5,12 @@ Device memory of the virtual GPU is mapped into the process, so a CPU tensor ove
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -98,6 +99,22 @@ class Answers(threading.local):
     def pop(self) -> None:
         self._answers.pop()
         self._answer_reads(self._answers[-1] if self._answers else 0, bool(self._answers))
+
+    @contextlib.contextmanager
+    def given(self, answer: int) -> Iterator[None]:
+        """Counts and conditions that an operator reads back inside are answered so."""
+        self.push(answer)
+        try:
+            yield
+        finally:
+            self.pop()
+
+    def give_in_backward(self, answer: int, out: Any) -> None:
+        """Indexing by a mask counts it again in its backward, in a thread and at a depth the mode does not see."""
+        node = getattr(out, "grad_fn", None)
+        if node is not None:
+            node.register_prehook(lambda _: self.push(answer))
+            node.register_hook(lambda *_: self.pop())
 
 
 def _extent(tensor: Any) -> tuple[int, int]:

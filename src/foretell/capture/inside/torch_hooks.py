@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import distributed, kernels, oom, skip_init, values
+from . import distributed, kernels, oom, skip_init, values_hooks
 from .autograd_threads import wait_for_autograd
 from .history import History
 from .loaders import Loaders
@@ -33,7 +33,7 @@ def install_torch_hooks(run: Run, torch: Any) -> None:
         ("the end of training", options.steps != "all", Stopping(run, peaks, loaders, trainers).install),
         ("weight initialisation", options.skip_init, lambda: skip_init.install(run, torch)),
         ("torch.distributed", options.guards, lambda: distributed.install(run, torch)),
-        ("values", options.values, lambda: values.install(run, torch)),
+        ("values", options.values, lambda: values_hooks.install(run, torch)),
         ("unimplemented functions", True, lambda: Unimplemented(run, torch).install()),
     ]
     for name, is_on, install in hooks:

@@ -14,95 +14,20 @@ up. Each such read is journaled with its line.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
-import os
-import sys
 from collections.abc import Iterable, Iterator
 from types import MethodWrapperType
 from typing import Any
 
-from . import operators, sparse, triton_kernels
-from .branches import answer_that_does_not_raise
+from . import operators
 from .device_bytes import Answers, DeviceBytes
 from .operators import INTEGERS, torch
 from .run import Run
-from .where import OURS, where_now
+from .sparse_operators import SparseOperators
+from .tensors import MAX_INTEGERS, Tensor, is_on_device, is_small, no_subclasses, tensors_in
+from .unknown import MAX_STAND_IN, UnknownReads, stand_in
 
-MAX_INTEGERS = 1 << 22
-"""Elements of an integer or boolean result that is repeated on the host."""
-MAX_FLOATS = 1 << 16
-"""The same for floating-point ones: masks, positions, boxes."""
-MAX_STAND_IN = 1 << 14
-
-Tensor: Any = torch.Tensor
-_no_subclasses: Any = torch._C.DisableTorchFunctionSubclass
 _push_mode, _pop_mode = torch.overrides._push_mode, torch.overrides._pop_mode
 _num_modes: Any = torch._C._len_torch_function_stack
-_current_modes = torch.overrides._get_current_function_mode_stack
-
-
-def install(run: Run, torch: Any) -> None:
-    """Called when torch has finished importing, if `options.values`."""
-    if not torch.version.cuda:
-        return
-    mode = Values(run)
-    mode.__enter__()
-    run.before_end.append(mode.journal_reads)
-    _stay_on_in_backward(mode, torch.autograd)
-    _publish_what_is_sent(mode, torch.UntypedStorage)
-    run.imports.when_imported("torchvision.extension", operators.add_torchvision)
-    run.imports.when_imported("triton.runtime.jit", lambda jit: triton_kernels.watch(jit, mode.forget_written))
-    run.imports.when_imported("torch._dynamo.eval_frame", lambda eval_frame: _rest_in_compiled_code(mode, eval_frame))
-
-
-def _stay_on_in_backward(mode: Values, autograd: Any) -> None:
-    """torch takes a mode off while it runs what the mode was shown, here `loss.backward()`. But a backward pass runs
-    the script's own code: checkpointed modules once more, autograd functions, hooks."""
-    original = autograd._engine_run_backward
-
-    @functools.wraps(original)
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if mode in _current_modes():
-            return original(*args, **kwargs)
-        with mode:
-            return original(*args, **kwargs)
-
-    autograd._engine_run_backward = run_backward
-
-
-def _publish_what_is_sent(mode: Values, storage_class: Any) -> None:
-    """torch.multiprocessing sends a handle of the memory, in which other tensors live as well."""
-    original = storage_class._share_cuda_
-
-    @functools.wraps(original)
-    def share(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handle = original(self, *args, **kwargs)
-        mode.publish(self)
-        return handle
-
-    storage_class._share_cuda_ = share
-
-
-def _rest_in_compiled_code(mode: Values, eval_frame: Any) -> None:
-    """torch.compile would trace the mode into the graph: what it calls runs without."""
-    context = eval_frame._TorchDynamoContext
-    original = context.__call__
-
-    @functools.wraps(original)
-    def call(self: Any, function: Any) -> Any:
-        compiled = original(self, function)
-        if not inspect.isfunction(compiled):  # a module or a class: what it calls comes here by itself
-            return compiled
-
-        @functools.wraps(compiled)
-        def without_mode(*args: Any, **kwargs: Any) -> Any:
-            with mode.resting():
-                return compiled(*args, **kwargs)
-
-        return without_mode
-
-    context.__call__ = call
 
 
 class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
@@ -111,23 +36,18 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         self._run = run
         self._bytes = DeviceBytes(torch)
         self._answers = Answers(self._bytes)
-        self._unknown_reads: dict[tuple[str, str], list[int]] = {}
+        self.unknown = UnknownReads(run)
+        self._sparse = SparseOperators(self._bytes, self._answers, self.unknown, self._is_known)
         self._random_state: Any = None
-        self._patterns = sparse.Patterns(self._bytes, self._is_known)
-        self._has_sparse = False
-        self._caveats: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if type(func) is MethodWrapperType:  # an attribute, such as .grad or .data: no bytes change
             return func(*args)
         kwargs = kwargs or {}
-        if self._has_sparse or func in operators.MAKES_SPARSE:
-            name = getattr(func, "__name__", "")
-            self._has_sparse = self._has_sparse or name in sparse.CONSTRUCTORS
-            if name == "sparse_coo_tensor" and len(args) == 2 and kwargs.get("size") is None and args[0].is_cuda:
-                kwargs = self._with_sparse_size(func, args, kwargs)
-            if name in sparse.STRUCTURAL and self._is_about_sparse(name, args):
-                return self._structural(func, name, args, kwargs)
+        if self._sparse.may_concern(func):
+            kwargs = self._sparse.with_size(func, args, kwargs)
+            if self._sparse.is_one(func, args):
+                return self._sparse.call(func, args, kwargs)
         if func in operators.SPECIAL or func in operators.SUPPRESSES_BOXES:
             return self._special(func, args, kwargs)
         out = func(*args, **kwargs)
@@ -145,7 +65,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def forget_written(self, tensors: Iterable[Any]) -> None:
         """Something that is not an operator of PyTorch has written them."""
-        with _no_subclasses():
+        with no_subclasses():
             self._forget(tensors)
 
     def publish(self, storage: Any) -> None:
@@ -172,7 +92,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if not any(map(is_small, results)) or _is_tracing():
             return
         try:
-            with _no_subclasses(), torch.no_grad():
+            with no_subclasses(), torch.no_grad():
                 is_known = self._repeat(func, args, kwargs, results)
         except Exception:  # cannot be repeated here (a functorch wrapper, no CPU kernel, another type under autocast)
             is_known = False
@@ -217,7 +137,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         size = scores.shape[dim] if scores.dim() else 0
         if size == 0 or not is_small(indices) or (func in operators.CHOOSES and size > operators.MAX_CHOICES):
             return False
-        self._note(func, scores)
+        self.unknown.note(func, scores)
         last = indices.movedim(dim, -1)
         k, num_rows = last.shape[-1], last.numel() // last.shape[-1]
         is_spread = func in operators.CHOOSES and self._run.options.assume != "high"
@@ -279,7 +199,8 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         elif func in operators.COPIES:
             out = self._copy(func, args, kwargs)
         elif func in operators.CHECKS_PROBABILITIES:
-            out = self._answering(1, func, args, kwargs)  # "are these probabilities?" Yes.
+            with self._answers.given(1):  # "are these probabilities?" Yes.
+                out = func(*args, **kwargs)
         else:
             out = func(*args, **kwargs)
         if func in operators.BATCH_NORM:
@@ -289,14 +210,6 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
                 out = args[0]
             self._settle(func, args, kwargs, out if isinstance(out, tuple | list) else (out,))
         return None if func is operators.SET_ITEM else out
-
-    def _answering(self, answer: int, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs the operator; counts and conditions that it reads back inside are answered so."""
-        self._answers.push(answer)
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self._answers.pop()
 
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The virtual GPU cannot see types: while an integer tensor is copied, copies of any size are real."""
@@ -312,9 +225,9 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
                 self._bytes.real_copies(0)
         if is_tensor and source.is_cuda and type(out) is Tensor and out.device.type == "cpu":
             if not self._is_known(source):
-                self._note(func, source)
+                self.unknown.note(func, source)
             elif not source.is_contiguous():  # a kernel gathered it before the copy
-                with _no_subclasses(), torch.no_grad():
+                with no_subclasses(), torch.no_grad():
                     out.copy_(self._bytes.alias(source.detach()))
         return out
 
@@ -326,29 +239,17 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if all(not each.is_cuda or self._is_known(each) for each in decides):
             count = self._count(func, args, kwargs, decides[0])
         if count is None:
-            count = self._assume_size(func, decides[0], decides[0].numel())
-        out = self._answering(count, func, args, kwargs)
+            count = self.unknown.assume_size(func, decides[0], decides[0].numel())
+        with self._answers.given(count):
+            out = func(*args, **kwargs)
         if func in operators.SUPPRESSES_BOXES:  # some versions count on the host, from what they copied back
             out = out[:count]
-        self._answer_in_backward(count, args[0] if func is operators.SET_ITEM else out)
+        self._answers.give_in_backward(count, args[0] if func is operators.SET_ITEM else out)
         return out
-
-    def _assume_size(self, func: Any, source: Any, most: int) -> int:
-        assume = self._run.options.assume
-        count = {"low": 0, "typical": (most + 1) // 2, "high": most}[assume]
-        self._note(func, source, f"decides a size, --assume {assume}: {count} of {most}")
-        return count
-
-    def _answer_in_backward(self, count: int, out: Any) -> None:
-        """Indexing by a mask counts it again in its backward, in a thread and at a depth the mode does not see."""
-        node = getattr(out, "grad_fn", None)
-        if node is not None:
-            node.register_prehook(lambda _: self._answers.push(count))
-            node.register_hook(lambda *_: self._answers.pop())
 
     def _count(self, func: Any, args: Any, kwargs: Any, mask: Any) -> int | None:
         try:
-            with _no_subclasses(), torch.no_grad():
+            with no_subclasses(), torch.no_grad():
                 if func in operators.SELECT_BY_MASK or func in operators.COUNTS_NONZERO:
                     return int(self._bytes.alias(mask.detach()).count_nonzero())
                 result = next(tensors_in([self._on_host(func, args, kwargs)]))
@@ -357,68 +258,6 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
                 return int(result.shape[kwargs.get("dim") or 0])
         except Exception:  # what cannot be repeated on the host is not known
             return None
-
-    # ---- sparse tensors --------------------------------------------------------------------------------------------
-
-    def _is_about_sparse(self, name: str, args: Any) -> bool:
-        tensors = list(tensors_in(args))
-        if not any(each.is_cuda or name in ("to", "cuda") for each in tensors):
-            return False
-        # With a dense operand the result is dense, or has the entries of the sparse one.
-        operands = tensors[:1] if name in sparse.ONE_OPERAND else tensors[:2]
-        is_about_sparse = name in sparse.CONVERSIONS or all(map(sparse.is_sparse, operands))
-        self._has_sparse = self._has_sparse or is_about_sparse
-        return is_about_sparse
-
-    def _with_sparse_size(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """torch reads the largest indices back where no size is given."""
-        indices, values = args
-        if not self._is_known(indices):
-            self._note(func, indices, "decides a size, which is taken as 0")
-            return kwargs
-        with _no_subclasses(), torch.no_grad():
-            largest = self._bytes.alias(indices).amax(1) if indices.numel() else indices.new_zeros(0, device="cpu")
-        return {**kwargs, "size": (*(int(each) + 1 for each in largest), *values.shape[1:])}
-
-    def _structural(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        with _no_subclasses(), torch.no_grad():
-            host = self._patterns.result(func, name, args, kwargs)
-        tensors = list(tensors_in(args))
-        if host is not None:
-            count = sparse.num_entries(host) if sparse.is_sparse(host) else 0
-        else:
-            most = sparse.most_entries(name, [each for each in tensors if sparse.is_sparse(each)], tensors)
-            count = self._assume_size(func, tensors[0], most)
-        if name in sparse.INTERSECTIONS:
-            self._caveat_once("a product of sparse tensors by entries is taken with as many of them as the smaller has")
-        out = self._answering(count, func, args, kwargs)
-        if host is not None:
-            with _no_subclasses(), torch.no_grad():
-                self._patterns.know(out, host)
-        if name in sparse.PRODUCTS and getattr(out, "grad_fn", None) is not None:
-            self._multiply_in_backward(tensors, host, out)
-        return out
-
-    def _caveat_once(self, text: str) -> None:
-        if text not in self._caveats:
-            self._caveats.add(text)
-            self._run.caveat(text)
-
-    def _multiply_in_backward(self, factors: list[Any], product: Any, out: Any) -> None:
-        """Two products, each with a transposed factor, which is coalesced once more."""
-        least = min(map(sparse.num_entries, factors))
-        try:
-            with _no_subclasses(), torch.no_grad():
-                most = self._patterns.most_in_backward(factors, product)
-        except Exception:  # the indices are not known: the virtual GPU takes the most it can be, and says so
-            most = None
-        self._caveat_once(
-            "the backward pass of a product of sparse matrices makes two more: both are taken as large as the larger"
-        )
-        self._answer_in_backward(least, out)
-        if most is not None:
-            out.grad_fn.register_prehook(lambda _: self._bytes.answer_entries(most, True))
-            out.grad_fn.register_hook(lambda *_: self._bytes.answer_entries(0, False))
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 
@@ -430,12 +269,12 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             out = func(*args, **kwargs)
             if source.is_contiguous():
                 return out
-            with _no_subclasses(), torch.no_grad():  # a kernel gathered it before the copy
+            with no_subclasses(), torch.no_grad():  # a kernel gathered it before the copy
                 return func(self._bytes.alias(source.detach()), *args[1:], **kwargs)
-        self._note(func, source)
+        self.unknown.note(func, source)
         if source.numel() > MAX_STAND_IN:
             return func(*args, **kwargs)
-        with _no_subclasses(), torch.no_grad():
+        with no_subclasses(), torch.no_grad():
             self._bytes.alias(source.detach()).fill_(stand_in(source))
             self._bytes.know(source)
         try:
@@ -445,22 +284,10 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _is_known(self, tensor: Any) -> bool:
         try:
-            with _no_subclasses():
+            with no_subclasses():
                 return self._bytes.is_known(tensor)
         except Exception:
             return False
-
-    def _note(self, func: Any, source: Any, what: str = "") -> None:
-        name = getattr(func, "__name__", str(func))
-        key = (where_now() or "", f"{name}: {what}" if what else name)
-        counts = self._unknown_reads.setdefault(key, [0, 0])
-        counts[0] += 1
-        counts[1] += source.numel() * source.element_size()
-
-    def journal_reads(self) -> None:
-        for (where, what), (count, num_bytes) in self._unknown_reads.items():
-            self._run.journal.write("unknown_read", where=where or None, what=what, count=count, bytes=num_bytes)
-        self._unknown_reads.clear()
 
 
 def _is_tracing() -> bool:
@@ -471,22 +298,6 @@ def _is_tracing() -> bool:
 def _take_modes() -> list[Any]:
     """Empties the stack of modes; the outermost comes first."""
     return [_pop_mode() for _ in range(_num_modes())][::-1]
-
-
-def is_on_device(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_cuda
-
-
-def is_small(tensor: Any) -> bool:
-    return bool(tensor.numel() <= (MAX_INTEGERS if tensor.dtype in INTEGERS else MAX_FLOATS))
-
-
-def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list) and type(value) is not torch.Size:
-            yield from tensors_in(value)
 
 
 def what_decides_the_size(func: Any, args: Any) -> list[Any]:
@@ -504,20 +315,3 @@ def what_decides_the_size(func: Any, args: Any) -> list[Any]:
     if func in (getattr(torch, "repeat_interleave", None), Tensor.repeat_interleave):
         return tensors[-1:] if len(tensors) > 1 or len(args) == 1 else []
     return tensors
-
-
-def stand_in(tensor: Any) -> int:
-    if tensor.dtype not in INTEGERS:
-        return 1
-    if tensor.dtype is not torch.bool:
-        return 0
-    frame = sys._getframe(2)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(OURS) or frame.f_code.co_name == "__torch_function__"
-    ):  # what asks stands behind us, and behind modes of the script's own
-        frame = frame.f_back
-    answer = answer_that_does_not_raise(frame)
-    if answer is None:
-        # torch.distributions asks in a function of its own whether its arguments are valid, and raises elsewhere.
-        answer = f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename
-    return int(answer)
