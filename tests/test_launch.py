@@ -16,9 +16,10 @@ from foretell import gpus
 from foretell.capture import CaptureOptions, Command, Progress, launch
 from foretell.capture.launch import make_directory
 from foretell.errors import UnsupportedError, UsageError
-from foretell.overhead import LIBRARIES
-from foretell.records import CaptureResult
+from foretell.records import CaptureResult, LibraryBytes
 from foretell.virtual import environment, library_paths
+
+LIBRARIES = LibraryBytes(cublas=18 << 20, cudnn=263 << 20, nccl=64 << 20)
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ def fits(tmp_path: Path) -> Estimate:
         reserved_bytes=5 * GIB,
         device_low_bytes=5 * GIB,
         device_high_bytes=7 * GIB,
+        request_bytes=8 * GIB,
     )
     return replace(estimate, peak=peak, library_names=("cuBLAS",))
 
@@ -101,9 +102,17 @@ def test_the_json_has_the_keys_of_its_schema(fits: Estimate) -> None:
         "device_bytes": 5 * GIB + 160 * MIB,
         "device_low_bytes": 5 * GIB,
         "device_high_bytes": 7 * GIB,
+        "request_bytes": 8 * GIB,
     }
     assert document["steps"][0] == {"index": 0, "peak_allocated_bytes": 5120, "peak_reserved_bytes": 2 * MIB}
     assert {"total", "script"} <= document["seconds"].keys()
+
+
+def test_what_others_have_of_the_card_is_shown_and_not_to_spare(fits: Estimate) -> None:
+    output = shown(replace(fits, used_by_others_bytes=2 * GIB))
+    assert "of 9.76 GiB" in output
+    assert "--used-by-others" in output
+    assert "8.00 GiB" in output  # the request
 
 
 def test_the_json_of_an_oom_says_where(runs_out: Estimate) -> None:

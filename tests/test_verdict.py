@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from capture_folder import SEGMENT, CaptureFolder, device, training_run
-from foretell import gpus
 from foretell.errors import ScriptError, UnsupportedError
-from foretell.overhead import overhead
 from foretell.records import LibraryBytes
 from foretell.units import MIB
 from foretell.verdict import estimate_of
@@ -191,31 +189,25 @@ def test_a_card_that_the_upper_end_of_the_interval_exceeds_is_a_caveat(tmp_path:
     assert any("close to the limit" in caveat for caveat in estimate_of(folder.trace()).caveats)
 
 
-@pytest.mark.parametrize(("name", "measured_mib"), [("a100-40gb", 1429), ("v100-16gb", 1343)])
-def test_the_interval_of_a_guessed_context_holds_what_was_measured(name: str, measured_mib: int) -> None:
-    beside = overhead(
-        context_bytes=gpus.find(name).context_bytes,
-        is_context_given=False,
-        libraries=LIBRARIES,
-        functions=[],
-        other_bytes=0,
-    )
-    assert beside.low_bytes <= measured_mib * MIB <= beside.high_bytes
+def test_what_others_have_of_the_card_is_not_there_to_be_had(tmp_path: Path) -> None:
+    total = 12622168064
+    folder = CaptureFolder(tmp_path).torch().end(0, total // 2, (512, total // 2))
+    assert not any("close to the limit" in caveat for caveat in estimate_of(folder.trace()).caveats)
+    shared = estimate_of(replace(folder.trace(), used_by_others_bytes=total // 2))
+    assert any("close to the limit" in caveat for caveat in shared.caveats)
+    assert shared.used_by_others_bytes == total // 2
 
 
-def test_a_given_context_leaves_only_the_libraries_uncertain() -> None:
-    beside = overhead(
-        context_bytes=430 * MIB,
-        is_context_given=True,
-        libraries=LIBRARIES,
-        functions=["cudnnBackendExecute", "cublasLtMatmul"],
-        other_bytes=5 * MIB,
-    )
-    assert beside.library_bytes == (18 + 263 + 5) * MIB
-    assert (beside.low_bytes, beside.high_bytes) == (
-        (430 + 5) * MIB + 281 * MIB // 2,
-        (430 + 5) * MIB + 281 * MIB * 3 // 2,
-    )
+def test_the_largest_convolution_widens_the_interval(tmp_path: Path) -> None:
+    def width(convolution_bytes: int, folder: Path) -> int:
+        folder.mkdir()
+        run = CaptureFolder(folder).torch().end(0, 1000 * MIB, (900 * MIB, 1000 * MIB))
+        third = convolution_bytes // 3
+        run.native(4, "cudnnBackendExecute (by rule)", 0, 10, third, third, third)
+        peak = estimate_of(run.trace()).peak
+        return peak.device_high_bytes - peak.device_low_bytes
+
+    assert width(300 * MIB, tmp_path / "large") > width(30 * MIB, tmp_path / "small") + 200 * MIB
 
 
 def test_a_crash_while_python_shuts_down_is_a_caveat_and_no_failure(tmp_path: Path) -> None:

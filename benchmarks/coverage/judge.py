@@ -12,7 +12,7 @@ from benchmarks.coverage.jobs import GPU, OUT_OF_TIME, Fork, HarnessError, Job, 
 
 from foretell import gpus, trace
 from foretell.errors import ForetellError
-from foretell.overhead import LIBRARIES
+from foretell.overhead import library_bytes
 from foretell.records import CaptureResult, Estimate
 from foretell.verdict import estimate_of
 
@@ -56,7 +56,7 @@ def captured(on_gpu: Fork, folder: Path) -> Captured:
             gpu=gpu,
             context_bytes=gpu.context_bytes,
             is_context_given=False,
-            libraries=LIBRARIES,
+            libraries=library_bytes(gpu),
             exit_status=on_gpu.exit_status,
             is_timed_out=False,
             seconds=on_gpu.seconds,

@@ -18,7 +18,7 @@ from typing import Protocol
 from benchmarks.coverage.jobs import ASKS_NVML, GPU, Job, Result
 
 from foretell import gpus
-from foretell.overhead import LIBRARIES
+from foretell.overhead import library_bytes
 from foretell.virtual import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ class Worker:
     def _start(self) -> subprocess.Popen[str]:
         gpu = gpus.find(GPU)
         card = environment(
-            gpu, context_bytes=gpu.context_bytes, libraries=LIBRARIES, log_prefix=str(self._folder / "native")
+            gpu, context_bytes=gpu.context_bytes, libraries=library_bytes(gpu), log_prefix=str(self._folder / "native")
         )
         settings = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
         settings[ASKS_NVML] = "1"

@@ -15,11 +15,12 @@ from typing import Any
 
 from foretell import gpus
 from foretell import trace as trace_file
+from foretell.calibration import Profile
 from foretell.capture import CaptureOptions, Command, Progress, launch, resolve
 from foretell.capture.launch import Steps, make_directory
 from foretell.errors import UnsupportedError, UsageError
-from foretell.overhead import LIBRARIES
-from foretell.records import Estimate, Gpu
+from foretell.overhead import library_bytes
+from foretell.records import CaptureResult, Estimate, Gpu
 from foretell.units import parse_bytes
 from foretell.verdict import estimate_of
 
@@ -34,24 +35,35 @@ def run(
     *,
     gpu: Gpu,
     context_bytes: int | None = None,
+    used_by_others_bytes: int = 0,
+    profile: Profile | None = None,
     options: CaptureOptions,
     trace_path: Path | None = None,
     writes_path: Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     directory: Path | None = None,
+    launcher: Callable[..., CaptureResult] = launch,
 ) -> Estimate:
     """Captures the command, saves the trace if asked to (also of a run that failed), and estimates."""
     started = time.monotonic()
-    if context_bytes is not None and context_bytes >= gpu.total_bytes:
-        raise UsageError(f"--context {context_bytes} bytes: the card has {gpu.total_bytes} in all.")
+    libraries = library_bytes(gpu)
+    if profile is not None:
+        _check_profile(profile, gpu)
+        libraries = replace(profile.libraries, nccl=libraries.nccl)  # a single card has nobody to talk to
+        options = replace(options, workspaces=profile.workspaces())
+        context_bytes = profile.context_bytes if context_bytes is None else context_bytes
+    for option, taken in (("--context", context_bytes or 0), ("--used-by-others", used_by_others_bytes)):
+        if taken >= gpu.total_bytes:
+            raise UsageError(f"{option} {taken} bytes: the card has {gpu.total_bytes} in all.")
     with contextlib.ExitStack() as stack:
         folder = directory or stack.enter_context(scratch())
-        result = launch(
+        result = launcher(
             command,
             gpu=gpu,
             context_bytes=gpu.context_bytes if context_bytes is None else context_bytes,
             is_context_given=context_bytes is not None,
-            libraries=LIBRARIES,
+            libraries=libraries,
+            used_by_others_bytes=used_by_others_bytes,
             directory=folder,
             options=options,
             on_progress=on_progress,
@@ -62,12 +74,23 @@ def run(
                 "Set TMPDIR to a folder with some room."
             )
         captured = trace_file.from_capture(result)
+        if profile is not None and captured.torch_version not in (None, profile.torch_version):
+            caveat = f"the profile was measured with torch {profile.torch_version}, this is {captured.torch_version}"
+            captured = replace(captured, caveats=(*captured.caveats, caveat))
         captured = replace(captured, seconds={**captured.seconds, "total": time.monotonic() - started})
         if trace_path is not None:
             trace_file.save(captured, trace_path)
         if writes_path is not None:
             _keep_writes(folder / "overlay", writes_path)
         return estimate_of(captured)
+
+
+def _check_profile(profile: Profile, gpu: Gpu) -> None:
+    if profile.device_name != gpu.device_name:
+        raise UsageError(
+            f"the profile is of a {profile.device_name}, --gpu is a {gpu.device_name}. Leave --gpu out to use the "
+            "profile's."
+        )
 
 
 @contextlib.contextmanager
@@ -102,6 +125,7 @@ def estimate(
     kwargs: Mapping[str, Any] | None = None,
     steps: Steps = "auto",
     context: str | int | None = None,
+    used_by_others: str | int = 0,
     timeout: float | None = None,
     trace: str | Path | None = None,
     keep_init: bool = False,
@@ -123,6 +147,7 @@ def estimate(
             command,
             gpu=card,
             context_bytes=parse_bytes(context) if isinstance(context, str) else context,
+            used_by_others_bytes=parse_bytes(used_by_others) if isinstance(used_by_others, str) else used_by_others,
             options=options,
             trace_path=Path(trace) if trace is not None else None,
             directory=directory,

@@ -58,13 +58,16 @@ class PeakMemory:
     context_bytes: int
     device_low_bytes: int
     device_high_bytes: int
+    """With `device_low_bytes` the interval that holds 95 of 100 runs."""
+    request_bytes: int
+    """What to ask a scheduler for: 99 of 100 runs need less."""
 
     @property
     def device_bytes(self) -> int:
         return self.reserved_bytes + self.library_bytes + self.context_bytes
 
     def __post_init__(self) -> None:
-        assert self.device_low_bytes <= self.device_bytes <= self.device_high_bytes, self
+        assert self.device_low_bytes <= self.device_bytes <= self.device_high_bytes <= self.request_bytes, self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,8 @@ class Estimate:
     library_names: tuple[str, ...] = ()
     """Those whose own memory is in `peak.library_bytes`."""
     is_context_given: bool = False
+    used_by_others_bytes: int = 0
+    """Of the card, by whoever else is on it; the job had to do without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,8 @@ class LibraryBytes:
     cublas: int
     cudnn: int
     nccl: int
+    cudnn_batch_norm: int = 0
+    """More of cuDNN, with the first batch normalization."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +147,5 @@ class CaptureResult:
     """Of the command, as `subprocess` counts: negative means killed by that signal."""
     is_timed_out: bool
     seconds: float
+    used_by_others_bytes: int = 0
+    """Of the card, by whoever else is on it."""

@@ -27,6 +27,8 @@ def estimate_of(trace: Trace) -> Estimate:
         libraries=trace.libraries,
         functions=_library_functions(trace),
         other_bytes=_bytes_not_of_pytorch(trace, counters),
+        reserved_bytes=counters.peak_reserved_bytes,
+        convolution_bytes=_largest_convolution(trace),
     )
     reserved = counters.peak_reserved_bytes
     peak = PeakMemory(
@@ -34,8 +36,10 @@ def estimate_of(trace: Trace) -> Estimate:
         reserved_bytes=reserved,
         library_bytes=beside.library_bytes,
         context_bytes=beside.context_bytes,
-        device_low_bytes=reserved + beside.low_bytes,
+        # What it holds in tensors is certain.
+        device_low_bytes=max(reserved + beside.low_bytes, counters.peak_allocated_bytes),
         device_high_bytes=reserved + beside.high_bytes,
+        request_bytes=reserved + beside.request_bytes,
     )
     return Estimate(
         engine="virtual",
@@ -56,6 +60,7 @@ def estimate_of(trace: Trace) -> Estimate:
         ended_early=trace.ended_early,
         library_names=beside.library_names,
         is_context_given=trace.is_context_given,
+        used_by_others_bytes=trace.used_by_others_bytes,
     )
 
 
@@ -194,6 +199,14 @@ def _library_functions(trace: Trace) -> set[str]:
     return {trace.names[name] for name in set(trace.library.name) if name < len(trace.names)}
 
 
+def _largest_convolution(trace: Trace) -> int:
+    """x, y and w, which cuDNN may copy."""
+    calls = trace.library
+    numbers = {number for number, name in enumerate(trace.names) if name.startswith("cudnnBackendExecute")}
+    sizes = zip(calls.name, calls.argument_2, calls.argument_3, calls.argument_4, strict=True)
+    return max((x + y + w for name, x, y, w in sizes if name in numbers), default=0)
+
+
 def _bytes_not_of_pytorch(trace: Trace, counters: DeviceMemory) -> int:
     """Taken from the driver by others than PyTorch's allocator: cudaMalloc in an extension, NCCL, cuDNN's own."""
     in_use = (used for used, d in zip(trace.driver.in_use, trace.driver.device, strict=True) if d == counters.device)
@@ -257,8 +270,9 @@ def _caveats(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[s
         caveats.append(
             f"ran out of memory {times} (step {first.step}, {first.phase}) and went on; the peak includes that"
         )
-    if oom is None and peak.device_high_bytes > trace.gpu.total_bytes:
-        over = format_bytes(peak.device_high_bytes - trace.gpu.total_bytes)
+    available = trace.gpu.total_bytes - trace.used_by_others_bytes
+    if oom is None and peak.device_high_bytes > available:
+        over = format_bytes(peak.device_high_bytes - available)
         caveats.append(f"close to the limit: at the upper end of the interval it would be {over} over")
     caveats += _unknown_read_caveats(trace)
     caveats += _library_caveats(trace)

@@ -2,5 +2,6 @@
 
 from foretell.capture.command import Command, TorchInstall, find_torch, resolve
 from foretell.capture.launch import CaptureOptions, Progress, launch
+from foretell.capture.warm import WarmProcess
 
-__all__ = ["CaptureOptions", "Command", "Progress", "TorchInstall", "find_torch", "launch", "resolve"]
+__all__ = ["CaptureOptions", "Command", "Progress", "TorchInstall", "WarmProcess", "find_torch", "launch", "resolve"]

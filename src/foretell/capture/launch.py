@@ -48,6 +48,8 @@ class CaptureOptions:
     """When work on another stream counts as done: as late as a real card could be, or at once."""
     assume: Literal["low", "typical", "high"] = "typical"
     """Where a value that is not known decides a size: none, half or all of the elements."""
+    workspaces: str = ""
+    """What cuDNN asked for on a real card, a convolution a line, as native/convolution.c reads it."""
     timeout_seconds: float | None = None
     stdout: Literal["inherit", "stderr"] = "inherit"
     """Where the script's standard output goes; `stderr` when ours carries the result."""
@@ -78,16 +80,17 @@ def launch(
     libraries: LibraryBytes,
     directory: Path,
     options: CaptureOptions,
+    used_by_others_bytes: int = 0,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> CaptureResult:
     """Runs the command to its end; the capture folder is then as docs/architecture.md describes it."""
-    child_environment = _environment(gpu, context_bytes, libraries, directory, options)
+    variables = child_environment(gpu, context_bytes + used_by_others_bytes, libraries, directory, options)
     started = time.monotonic()
     try:
         # A session of its own: a Ctrl-C reaches it once, through us, and everything it starts can be found and ended.
         child = subprocess.Popen(
             command.argv,
-            env=child_environment,
+            env=variables,
             stdout=2 if options.stdout == "stderr" else None,
             start_new_session=True,
         )
@@ -116,13 +119,14 @@ def launch(
         context_bytes=context_bytes,
         is_context_given=is_context_given,
         libraries=libraries,
+        used_by_others_bytes=used_by_others_bytes,
         exit_status=child.returncode,
         is_timed_out=is_timed_out,
         seconds=time.monotonic() - started,
     )
 
 
-def _environment(
+def child_environment(
     gpu: Gpu, context_bytes: int, libraries: LibraryBytes, directory: Path, options: CaptureOptions
 ) -> dict[str, str]:
     inside = {
@@ -135,6 +139,10 @@ def _environment(
         "values": options.values,
         "assume": options.assume,
     }
+    measured = {}
+    if options.workspaces:
+        (directory / "workspaces").write_text(options.workspaces)
+        measured["FORETELL_WORKSPACES"] = str(directory / "workspaces")
     paths = [str(_HERE / "bootstrap"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
@@ -145,6 +153,7 @@ def _environment(
             log_prefix=str(directory / "native"),
             events=options.events,
         ),
+        **measured,
         "TRITON_LIBCUDA_PATH": str(_linker_folder(directory)),
         **_compile_caches(directory),
         "FORETELL_CAPTURE": json.dumps(inside),

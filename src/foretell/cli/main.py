@@ -23,6 +23,8 @@ COMMANDS = {
     "run": "run a training script on a virtual GPU and say what memory it needs",
     "gpus": "the cards foretell knows",
     "report": "the result of a saved trace",
+    "calibrate": "measure a real card, for foretell run --profile",
+    "evaluate": "compare estimates with runs that were measured on real cards",
     "doctor": "is everything here that is needed? if not, what to do",
 }
 INTERRUPTED = 130

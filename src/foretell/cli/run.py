@@ -41,6 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what an empty CUDA process takes on your machine, as in 430MiB (default: a guess)",
     )
     card.add_argument(
+        "--profile", metavar="FILE", type=Path,
+        help="what `foretell calibrate` measured on such a card, instead of guesses",
+    )  # fmt: skip
+    card.add_argument(
+        "--used-by-others", metavar="SIZE", default="0",
+        help="what a desktop or another job has of the card already, as in 800MiB (default: nothing)",
+    )  # fmt: skip
+    card.add_argument(
         "--events", choices=["late", "early"], default="late",
         help="when work on a second stream is done: as late as a real card may be (default), or at once",
     )  # fmt: skip
@@ -80,7 +88,7 @@ def prepare(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from foretell import api, gpus
+    from foretell import api, calibration, gpus
     from foretell.capture import CaptureOptions, resolve
     from foretell.units import parse_bytes
 
@@ -89,7 +97,8 @@ def execute(options: argparse.Namespace) -> int:
             "the CPU engine is not there yet; --engine virtual needs the CUDA build of torch, but no GPU."
         )
     _check_targets(options)
-    gpu = gpus.find(options.gpu or api.DEFAULT_GPU)
+    profile = calibration.load(options.profile) if options.profile else None
+    gpu = gpus.find(options.gpu or (profile.device_name if profile else api.DEFAULT_GPU))
     capture = CaptureOptions(
         steps=_steps(options.steps),
         skip_init=not options.keep_init,
@@ -101,12 +110,14 @@ def execute(options: argparse.Namespace) -> int:
     )
     context_bytes = parse_bytes(options.context) if options.context else None
     command = resolve(options.job)
-    if not options.gpu and not options.quiet:
+    if not (options.gpu or profile or options.quiet):
         print(f"foretell: no --gpu given; taking {gpu.name}, a large one", file=sys.stderr, flush=True)
     estimate = api.run(
         command,
         gpu=gpu,
         context_bytes=context_bytes,
+        used_by_others_bytes=parse_bytes(options.used_by_others),
+        profile=profile,
         options=capture,
         trace_path=options.trace,
         writes_path=options.keep_writes,

@@ -16,7 +16,7 @@ from foretell.units import GIB, format_bytes
 
 _MAX_WIDTH = 100
 _MAX_STEPS = 8
-_PARTS = {"allocated": "green", "cache": "cyan", "libraries": "magenta", "context": "blue"}
+_PARTS = {"allocated": "green", "cache": "cyan", "libraries": "magenta", "context": "blue", "others": "yellow"}
 
 
 def render(estimate: Estimate, console: Console) -> None:
@@ -27,7 +27,7 @@ def render(estimate: Estimate, console: Console) -> None:
 
 def _headline(estimate: Estimate, width: int) -> RenderableType:
     gpu, peak = estimate.gpu, estimate.peak
-    total = gpu.total_bytes
+    total = gpu.total_bytes - estimate.used_by_others_bytes
     lines: list[RenderableType] = []
     if estimate.oom is None:
         spare = total - peak.device_bytes
@@ -73,7 +73,9 @@ def _bar(estimate: Estimate, width: int) -> Text:
         "libraries": peak.library_bytes,
         "context": peak.context_bytes,
     }
-    percent = f" {peak.device_bytes / total:4.0%}"
+    if estimate.used_by_others_bytes:
+        sizes["others"] = estimate.used_by_others_bytes
+    percent = f" {sum(sizes.values()) / total:4.0%}"
     cells = max(10, width - len(percent))
     bar, edge, drawn = Text(), 0, 0
     for part, size in sizes.items():
@@ -106,7 +108,10 @@ def _memory(estimate: Estimate) -> RenderableType:
     row("context", "+ CUDA context", peak.context_bytes, guess)
     interval = f"{format_bytes(peak.device_low_bytes)} to {format_bytes(peak.device_high_bytes)}; what nvidia-smi shows"
     row(None, "= device", peak.device_bytes, interval, "bold")
+    if estimate.used_by_others_bytes:
+        row("others", "  others on it", estimate.used_by_others_bytes, "as given with --used-by-others")
     if estimate.oom is None:
+        row(None, "  request", peak.request_bytes, "for a scheduler: 99 of 100 runs need less")
         return Padding(table, (1, 2, 0, 2), expand=False)
     return Padding(Group(Text("What it held when it ran out:"), table), (1, 2, 0, 2), expand=False)
 

@@ -201,6 +201,7 @@ def _assemble(
         context_bytes=result.context_bytes,
         is_context_given=result.is_context_given,
         libraries=result.libraries,
+        used_by_others_bytes=result.used_by_others_bytes,
         exit_status=result.exit_status,
         is_timed_out=result.is_timed_out,
         seconds=seconds,

@@ -239,3 +239,5 @@ class Trace:
     driver: DriverEvents
     kernels: KernelLaunches
     library: LibraryCalls
+    used_by_others_bytes: int = 0
+    """Of the card, by whoever else is on it."""

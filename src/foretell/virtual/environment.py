@@ -72,6 +72,7 @@ def environment(
         "cublas_library": libraries.cublas,
         "cudnn_library": libraries.cudnn,
         "nccl_library": libraries.nccl,
+        "batch_norm_library": libraries.cudnn_batch_norm,
         "events": events,
     }
     # Ours come first: what else is preloaded (jemalloc, a profiler) must not resolve CUDA's names before us.

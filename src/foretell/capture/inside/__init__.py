@@ -36,14 +36,14 @@ def install(given: dict[str, Any]) -> Run:
 
 
 def _time_the_import_of_torch(run: Run) -> None:
-    started = 0.0
+    started: float | None = None  # in the fork of a warm process torch has been imported before
 
     def begins() -> None:
         nonlocal started
         started = time.monotonic()
 
     def has_ended(torch: Any) -> None:
-        run.import_torch_seconds = time.monotonic() - started
+        run.import_torch_seconds = 0.0 if started is None else time.monotonic() - started
         from .torch_hooks import install_torch_hooks
 
         install_torch_hooks(run, torch)

@@ -9,13 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "convolution.h"
 #include "device.h"
 
 enum { NOT_INITIALIZED = 1001, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 }; /* cudnnStatus_t of cuDNN 9 */
 enum { TYPE_HANDLE = 0, TYPE_DATA_TYPE = 1, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 16 };
 enum { /* descriptor types */
-    ENGINE = 2, ENGINE_CONFIG = 3, HEURISTICS = 4, PLAN = 5, CONVOLUTION_FORWARD = 10, CONVOLUTION_WEIGHTS = 11, CONVOLUTION_DATA = 12,
-    DEVICE_PROPERTIES = 38,
+    ENGINE = 2, ENGINE_CONFIG = 3, HEURISTICS = 4, PLAN = 5, DEVICE_PROPERTIES = 38,
 };
 enum { /* attributes */
     HEURISTICS_GRAPH = 201, HEURISTICS_RESULTS = 202, HEURISTICS_DEVICE = 204, CONFIG_ENGINE = 300, PLAN_CONFIG = 401,
@@ -39,12 +39,8 @@ EXPORT int cudnnGetStream(Handle *handle, void **stream) { *stream = handle->str
 
 /* ---- descriptors of the graph API: ours, each with the real one behind it where the real library plans ------------------- */
 
-typedef struct { int data_type, num_dimensions; int64_t dimensions[8]; } Shape;
-
-/* What the rule and the log need to know of a convolution. Copied from operation to graph, heuristics, configuration and plan, since
- * callers destroy a descriptor once the next one has been made from it. */
-typedef struct { int type; Shape x, y, w; } Operation;
-
+/* The operation is copied from descriptor to descriptor, graph, heuristics, configuration and plan, since callers destroy one once
+ * the next has been made from it. */
 typedef struct { int type, choice; Shape shape; Operation operation; void *real; } Descriptor;
 
 static struct {
@@ -159,34 +155,7 @@ EXPORT int cudnnBackendFinalize(void *descriptor) {
     return INSIDE(real.finalize(d->real));
 }
 
-/* ---- the rule, for cuDNN before 9.8 ----------------------------------------------------------------------------------------- */
-
-static int64_t element_bytes(int data_type) {
-    switch (data_type) { /* cudnnDataType_t */
-    case 1: case 6: return 8;                   /* double, int64 */
-    case 2: case 9: return 2;                   /* half, bfloat16 */
-    case 3: case 5: case 7: case 10: case 11: return 1;
-    default: return 4;
-    }
-}
-
-static int64_t elements(const Shape *t, bool pads_channels) {
-    int64_t n = t->num_dimensions ? 1 : 0;
-    for (int i = 0; i < t->num_dimensions; i++) n *= pads_channels && i == 1 ? (t->dimensions[i] + 3) / 4 * 4 : t->dimensions[i];
-    return n;
-}
-
-/* Fitted to fp32 runs on an A100 (sm80): tensor-core engines copy x, y and w into NHWC with channels padded to 4. On other cards no
- * rule was found that beats none. C and K: input and output channels. */
-static int64_t ruled_workspace(const Operation *o) {
-    if (card()->major != 8 || card()->minor != 0 || o->x.num_dimensions != 4 || element_bytes(o->x.data_type) != 4) return 0;
-    int64_t c = o->x.dimensions[1], k = o->y.dimensions[1], filter = o->w.dimensions[2] * o->w.dimensions[3];
-    if (o->w.dimensions[1] != c || c <= 4 || filter == 1) return 0; /* grouped, first layer, 1x1 */
-    int64_t copies = 4 * (elements(&o->x, true) + elements(&o->y, true) + (k + 3) / 4 * 4 * ((c + 3) / 4 * 4) * filter);
-    int64_t low = c < k ? c : k, high = c < k ? k : c;
-    if (o->type == CONVOLUTION_DATA) return high > 42 && k <= 128 ? 2 * copies : copies;
-    return low > 40 ? copies : 0;
-}
+/* ---- without a planner: cuDNN before 9.8 ------------------------------------------------------------------------------------ */
 
 /* The first configuration has the rule's workspace, the second none: near the limit torch falls back to it, as on a real card. */
 #define NUM_RULED_CONFIGS 2
@@ -200,7 +169,7 @@ static int get_ruled(Descriptor *d, int attribute, int64_t room, int64_t *count,
             config->operation = d->operation, config->choice = (int)i;
         }
         return 0;
-    case PLAN_WORKSPACE: if (count) *count = 1; if (values) *(int64_t *)values = d->choice == 0 ? ruled_workspace(&d->operation) : 0; return 0;
+    case PLAN_WORKSPACE: if (count) *count = 1; if (values) *(int64_t *)values = d->choice == 0 ? workspace_of(&d->operation) : 0; return 0;
     case CONFIG_ENGINE: if (count) *count = 1; if (values && room > 0) (*(Descriptor **)values)->choice = d->choice; return 0;
     case GRAPH_NUM_ENGINES: if (count) *count = 1; if (values) *(int64_t *)values = NUM_RULED_CONFIGS; return 0;
     case ENGINE_INDEX: if (count) *count = 1; if (values) *(int64_t *)values = d->choice; return 0;
@@ -242,6 +211,8 @@ NO_BYTES(cudnnGetBatchNormalizationBackwardExWorkspaceSize, void *h UNUSED, int 
 NO_BYTES(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, void *h UNUSED, int mode UNUSED, int ops UNUSED, void *a UNUSED, void *x UNUSED)
 
 #define ON_DEVICE(name) EXPORT int name(void) { library_call(#name, 0, 0, 0, 0, 0); return 0; }
-ON_DEVICE(cudnnBatchNormalizationForwardInference) ON_DEVICE(cudnnBatchNormalizationForwardTrainingEx) ON_DEVICE(cudnnBatchNormalizationBackwardEx)
+#define BATCH_NORM(name) EXPORT int name(void) { use_library(LIBRARY_BATCH_NORM); library_call(#name, 0, 0, 0, 0, 0); return 0; }
+BATCH_NORM(cudnnBatchNormalizationForwardInference) BATCH_NORM(cudnnBatchNormalizationForwardTrainingEx)
+BATCH_NORM(cudnnBatchNormalizationBackwardEx)
 ON_DEVICE(cudnnSpatialTfGridGeneratorForward) ON_DEVICE(cudnnSpatialTfGridGeneratorBackward) ON_DEVICE(cudnnSpatialTfSamplerForward)
 ON_DEVICE(cudnnSpatialTfSamplerBackward) ON_DEVICE(cudnnPoolingForward)

@@ -42,11 +42,11 @@ bool charge(int device, size_t bytes) {
 
 void discharge(int device, size_t bytes) { devices[device].used -= bytes; }
 
-/* The first handle of a library loads its code onto the card; how much is calibrated outside and handed in. A card too
+/* The first handle of a library (or the first batch normalization) loads its code onto the card; how much is calibrated outside and handed in. A card too
  * full for it is not an error here: the real libraries fail later, at a launch, and the margin is within the interval. */
 void use_library(enum Library library) {
-    static const char *FUNCTIONS[NUM_LIBRARIES] = {"cublasCreate", "cudnnCreate", "ncclCommInitRank"};
-    const int64_t bytes[NUM_LIBRARIES] = {card()->cublas_library, card()->cudnn_library, card()->nccl_library};
+    static const char *FUNCTIONS[NUM_LIBRARIES] = {"cublasCreate", "cudnnCreate", "ncclCommInitRank", "cudnnBatchNormalization"};
+    const int64_t bytes[NUM_LIBRARIES] = {card()->cublas_library, card()->cudnn_library, card()->nccl_library, card()->batch_norm_library};
     lock();
     Device *d = device_state(current_device);
     bool is_first = !(d->libraries & 1u << library);

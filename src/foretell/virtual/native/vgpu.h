@@ -31,7 +31,7 @@ typedef struct {
     char name[256];
     int64_t count, total, context, major, minor, sms, shared_per_block, shared_per_block_optin, shared_per_sm,
         registers_per_sm, threads_per_sm, blocks_per_sm, l2, bus_bits, clock_khz, memory_clock_khz, pci_device_id,
-        cublas_library, cudnn_library, nccl_library, events_late, arena;
+        cublas_library, cudnn_library, nccl_library, batch_norm_library, events_late, arena;
 } Card;
 
 const Card *card(void);
@@ -49,7 +49,7 @@ int fail(int error);
 extern __thread int current_device;
 extern __thread int last_error;
 
-enum Library { LIBRARY_CUBLAS, LIBRARY_CUDNN, LIBRARY_NCCL, NUM_LIBRARIES };
+enum Library { LIBRARY_CUBLAS, LIBRARY_CUDNN, LIBRARY_NCCL, LIBRARY_BATCH_NORM, NUM_LIBRARIES };
 
 typedef struct {
     bool has_context;

@@ -1,0 +1,154 @@
+"""The figures by which estimators of memory are compared, per set and tool.
+
+A run that is given only what was estimated for it fails when that is less than it needed, when it was said to fit and
+did not, or when it was refused although it fits (PEF: how often). Memory saved is what a scheduler would not have to
+set aside on that card (MCP); a run that fails has wasted what it was given.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from foretell import gpus
+from foretell.evaluation.records import Answer, Case
+
+OURS = "foretell"
+REQUEST = "foretell, request"
+"""The value for a scheduler: the same estimate, with what it may be off by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One tool's word on one measured run."""
+
+    tool: str
+    case: Case
+    num_bytes: int | None
+    is_oom: bool | None
+    low_bytes: int | None = None
+    high_bytes: int | None = None
+    seconds: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """(estimate - measured) / measured; None where the run has no end to compare with."""
+        if self.num_bytes is None or self.case.is_oom or (self.tool in (OURS, REQUEST) and self.is_oom):
+            return None  # ours, out of memory: what was reached, not what is needed
+        return (self.num_bytes - self.case.measured_bytes) / self.case.measured_bytes
+
+    @property
+    def fails_when_capped(self) -> bool | None:
+        if self.is_oom is not None and self.is_oom != self.case.is_oom:
+            return True
+        if self.num_bytes is None:
+            return None
+        return not self.case.is_oom and self.num_bytes < self.case.measured_bytes
+
+    @property
+    def saved_bytes(self) -> int | None:
+        if self.num_bytes is None or self.fails_when_capped is None:
+            return None
+        if self.fails_when_capped:
+            return -self.num_bytes
+        return 0 if self.case.is_oom else gpus.find(self.case.gpu).total_bytes - self.num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """None: the data does not say."""
+
+    set: str
+    tool: str
+    num_runs: int
+    num_errors: int
+    median_error: float | None
+    p90_error: float | None
+    bias: float | None
+    """The median of the signed errors."""
+    oom_right: int
+    oom_missed: int
+    oom_false_alarms: int
+    failure_probability: float | None
+    saved_bytes: float | None
+    interval_coverage: float | None
+    interval_width: float | None
+    """The median, as a part of what was measured."""
+    seconds: float | None
+
+
+def judge(cases: Iterable[Case], answers: dict[str, Answer]) -> list[Judged]:
+    """Every tool's word on every run that the engine has an answer for."""
+    judged = []
+    for case in cases:
+        answer = answers.get(case.key)
+        if answer is None or answer.problem:
+            continue
+        for tool, num_bytes in ((OURS, answer.num_bytes), (REQUEST, answer.request_bytes)):
+            judged.append(
+                Judged(
+                    tool=tool,
+                    case=case,
+                    num_bytes=num_bytes,
+                    is_oom=answer.is_oom,
+                    low_bytes=answer.low_bytes,
+                    high_bytes=answer.high_bytes,
+                    seconds=answer.seconds,
+                )
+            )
+        for tool, other in case.others.items():
+            judged.append(
+                Judged(tool=tool, case=case, num_bytes=other.num_bytes, is_oom=other.is_oom, seconds=other.seconds)
+            )
+    return judged
+
+
+def figures(judged: Sequence[Judged]) -> list[Figures]:
+    keys = dict.fromkeys((each.case.set, each.tool) for each in judged)
+    return [_figures(key, [each for each in judged if (each.case.set, each.tool) == key]) for key in keys]
+
+
+def _figures(key: tuple[str, str], judged: list[Judged]) -> Figures:
+    errors = [each.error for each in judged if each.error is not None]
+    decided = [each for each in judged if each.is_oom is not None]
+    failures = [each.fails_when_capped for each in judged if each.fails_when_capped is not None]
+    saved = [each.saved_bytes for each in judged if each.saved_bytes is not None]
+    within = [each for each in judged if each.error is not None and each.low_bytes and each.high_bytes]
+    seconds = [each.seconds for each in judged if each.seconds is not None]
+    measured = [each.case.measured_bytes for each in within]
+    return Figures(
+        set=key[0],
+        tool=key[1],
+        num_runs=len(judged),
+        num_errors=len(errors),
+        median_error=statistics.median(map(abs, errors)) if errors else None,
+        p90_error=quantile([abs(error) for error in errors], 0.9) if errors else None,
+        bias=statistics.median(errors) if errors else None,
+        oom_right=sum(each.is_oom == each.case.is_oom for each in decided),
+        oom_missed=sum(each.case.is_oom and not each.is_oom for each in decided),
+        oom_false_alarms=sum(bool(each.is_oom) and not each.case.is_oom for each in decided),
+        failure_probability=statistics.fmean(failures) if failures else None,
+        saved_bytes=statistics.fmean(saved) if saved else None,
+        interval_coverage=statistics.fmean(
+            (each.low_bytes or 0) <= each.case.measured_bytes <= (each.high_bytes or 0) for each in within
+        )
+        if within
+        else None,
+        interval_width=statistics.median(
+            ((each.high_bytes or 0) - (each.low_bytes or 0)) / bytes_
+            for each, bytes_ in zip(within, measured, strict=True)
+        )
+        if within
+        else None,
+        seconds=statistics.median(seconds) if seconds else None,
+    )
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """With linear interpolation between neighbours, as numpy's."""
+    ordered = sorted(values)
+    position = part * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

@@ -1,0 +1,184 @@
+"""One HTML page with the figures of an evaluation: no network needed to read it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from foretell.errors import UnsupportedError
+from foretell.evaluation import tables
+from foretell.evaluation.metrics import OURS, REQUEST, Figures, Judged
+from foretell.evaluation.statistics import Draws, Factor
+from foretell.units import GIB
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1c2330; --soft: #667; --line: #ccd; --back: #fff; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e8ee; --soft: #99a; --line: #334; --back: #14171d; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); margin: 2rem auto;
+       max-width: 76rem; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+p { color: var(--soft); max-width: 60rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
+th { text-align: right; color: var(--soft); font-weight: 500; }
+th, td { padding: .15rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+tr.ours td { font-weight: 600; }
+"""
+
+
+def render(
+    judged: Sequence[Judged],
+    figures: Sequence[Figures],
+    factors: Sequence[Factor],
+    draws: Sequence[Draws],
+    *,
+    title: str,
+    about: str,
+) -> str:
+    plotly = _plotly()
+    drawn = [
+        ("Errors by tool", "Each point is a run that did not end out of memory.", _error_boxes(plotly, judged)),
+        ("Estimate against measurement", "On the line both are the same.", _estimate_against_truth(plotly, judged)),
+        (
+            "Failures against errors",
+            "How often a run that is given the estimate fails, against the median error. Low and left is good.",
+            _quadrants(plotly, figures),
+        ),
+        ("Residuals by batch size", "foretell's signed error.", _residuals(plotly, judged)),
+    ]
+    parts = [
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1><p>{html.escape(about)}</p>",
+        _table(tables.HEADINGS, [(tables.figure_row(each), each.tool == OURS) for each in figures]),
+    ]
+    for number, (heading, text, figure) in enumerate(drawn):
+        parts.append(f"<h2>{heading}</h2><p>{text}</p>")
+        parts.append(figure.to_html(full_html=False, include_plotlyjs=number == 0, config={"displaylogo": False}))
+    parts += [
+        "<h2>What explains the error</h2><p>ANOVA, type II, of foretell's relative error.</p>",
+        _table(tables.FACTOR_HEADINGS, [(tables.factor_row(each), False) for each in factors]),
+        "<h2>Random configurations</h2><p>Models drawn alike, then one of their measured runs; bootstrap.</p>",
+        _table(tables.DRAWS_HEADINGS, [(tables.draws_row(each), each.tool == OURS) for each in draws]),
+        "</body></html>",
+    ]
+    return "\n".join(parts)
+
+
+def _table(headings: Sequence[str], rows: Sequence[tuple[Sequence[str], bool]]) -> str:
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
+    body = "".join(
+        f"<tr{' class=ours' if is_ours else ''}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
+        for row, is_ours in rows
+    )
+    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _label(each: Judged) -> str:
+    words = " ".join(each.case.arguments).replace("--", "")
+    return f"{each.case.key}<br>{html.escape(words)}<br>{each.case.gpu}"
+
+
+def _of_tool(judged: Sequence[Judged], tool: str) -> list[Judged]:
+    return [each for each in judged if each.tool == tool and each.error is not None]
+
+
+def _error_boxes(plotly: Any, judged: Sequence[Judged]) -> Any:
+    figure = plotly.Figure()
+    for tool in dict.fromkeys(each.tool for each in judged if each.tool != REQUEST):
+        rows = _of_tool(judged, tool)
+        figure.add_trace(
+            plotly.Box(
+                x=[each.case.set for each in rows],
+                y=[100 * (each.error or 0) for each in rows],
+                name=tool,
+                boxpoints="outliers",
+                text=[_label(each) for each in rows],
+            )
+        )
+    figure.update_layout(boxmode="group", yaxis={"title": "error, %", "range": [-60, 60]}, **_LAYOUT)
+    return figure
+
+
+def _estimate_against_truth(plotly: Any, judged: Sequence[Judged]) -> Any:
+    figure = plotly.Figure()
+    rows = _of_tool(judged, OURS)
+    for name in dict.fromkeys(each.case.set for each in rows):
+        own = [each for each in rows if each.case.set == name]
+        figure.add_trace(
+            plotly.Scattergl(
+                x=[each.case.measured_bytes / GIB for each in own],
+                y=[(each.num_bytes or 0) / GIB for each in own],
+                mode="markers",
+                marker={"size": 5},
+                name=name,
+                text=[_label(each) for each in own],
+            )
+        )
+    ends = [0.5, 64]
+    figure.add_trace(plotly.Scatter(x=ends, y=ends, mode="lines", line={"color": "gray", "width": 1}, showlegend=False))
+    figure.update_layout(
+        xaxis={"title": "measured, GiB", "type": "log"}, yaxis={"title": "estimate, GiB", "type": "log"}, **_LAYOUT
+    )
+    return figure
+
+
+def _quadrants(plotly: Any, figures: Sequence[Figures]) -> Any:
+    figure = plotly.Figure()
+    known = [each for each in figures if each.median_error is not None and each.failure_probability is not None]
+    for tool in dict.fromkeys(each.tool for each in known):
+        own = [each for each in known if each.tool == tool]
+        figure.add_trace(
+            plotly.Scatter(
+                x=[100 * (each.median_error or 0) for each in own],
+                y=[100 * (each.failure_probability or 0) for each in own],
+                mode="markers+text",
+                text=[each.set for each in own],
+                textposition="top center",
+                marker={"size": 10},
+                name=tool,
+            )
+        )
+    figure.add_hline(y=50, line={"color": "gray", "width": 1, "dash": "dot"})
+    figure.add_vline(x=10, line={"color": "gray", "width": 1, "dash": "dot"})
+    figure.update_layout(xaxis={"title": "median error, %"}, yaxis={"title": "PEF, %"}, **_LAYOUT)
+    return figure
+
+
+def _residuals(plotly: Any, judged: Sequence[Judged]) -> Any:
+    figure = plotly.Figure()
+    rows = [each for each in _of_tool(judged, OURS) if "batch_size" in each.case.factors]
+    for name in dict.fromkeys(each.case.set for each in rows):
+        own = [each for each in rows if each.case.set == name]
+        figure.add_trace(
+            plotly.Scattergl(
+                x=[each.case.factors["batch_size"] for each in own],
+                y=[100 * (each.error or 0) for each in own],
+                mode="markers",
+                marker={"size": 5},
+                name=name,
+                text=[_label(each) for each in own],
+            )
+        )
+    figure.update_layout(
+        xaxis={"title": "batch size", "type": "log"}, yaxis={"title": "error, %", "range": [-60, 60]}, **_LAYOUT
+    )
+    return figure
+
+
+_LAYOUT = {
+    "height": 460,
+    "margin": {"l": 60, "r": 20, "t": 20, "b": 50},
+    "legend": {"orientation": "h", "y": 1.08},
+    "template": "plotly_white",
+}
+
+
+def _plotly() -> Any:
+    try:
+        import plotly.graph_objects
+    except ImportError:
+        raise UnsupportedError("--html needs plotly: pip install 'foretell[evaluate]'.") from None
+    return plotly.graph_objects

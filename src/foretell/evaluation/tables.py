@@ -1,0 +1,82 @@
+"""The figures as tables: for the terminal (rich) and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from foretell.evaluation.metrics import OURS, Figures
+from foretell.evaluation.statistics import Draws, Factor
+from foretell.units import format_bytes
+
+HEADINGS = (
+    "set", "tool", "runs", "median", "p90", "bias", "OOM right", "missed", "false", "PEF", "MCP", "inside", "width",
+    "seconds",
+)  # fmt: skip
+_NOTHING = ""
+
+
+def figure_row(figures: Figures) -> tuple[str, ...]:
+    decided = figures.oom_right + figures.oom_missed + figures.oom_false_alarms
+    return (
+        figures.set,
+        figures.tool,
+        str(figures.num_runs),
+        _percent(figures.median_error),
+        _percent(figures.p90_error),
+        _percent(figures.bias, sign=True),
+        f"{figures.oom_right / decided:.0%}" if decided else _NOTHING,
+        str(figures.oom_missed) if decided else _NOTHING,
+        str(figures.oom_false_alarms) if decided else _NOTHING,
+        _percent(figures.failure_probability, digits=1),
+        _signed_bytes(figures.saved_bytes),
+        _percent(figures.interval_coverage, digits=1),
+        _percent(figures.interval_width, digits=1),
+        _NOTHING if figures.seconds is None else f"{figures.seconds:.1f}",
+    )
+
+
+def factor_row(factor: Factor) -> tuple[str, ...]:
+    levels = "a number" if factor.num_levels is None else f"{factor.num_levels} levels"
+    p_value = "< 0.001" if factor.p_value < 0.001 else f"{factor.p_value:.3f}"
+    return factor.set, factor.name, levels, _percent(factor.share, digits=1), f"{factor.f_value:.1f}", p_value
+
+
+def draws_row(draws: Draws) -> tuple[str, ...]:
+    between = f"{_percent(draws.low)} to {_percent(draws.high)}"
+    return draws.set, draws.tool, draws.figure, _percent(draws.mean), between
+
+
+FACTOR_HEADINGS = ("set", "factor", "levels", "explains", "F", "p")
+DRAWS_HEADINGS = ("set", "tool", "figure", "mean", "95 % interval")
+
+
+def print_figures(figures: Sequence[Figures], console: Console) -> None:
+    table = Table(box=None, padding=(0, 1), header_style="bright_black")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("set", "tool") else "right", no_wrap=True)
+    previous = None
+    for each in figures:
+        if previous not in (None, each.set):
+            table.add_row()
+        row = figure_row(each)
+        table.add_row(row[0] if each.set != previous else "", *row[1:], style="bold" if each.tool == OURS else "")
+        previous = each.set
+    console.print(table)
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---" if i < 2 else "---:" for i in range(len(headings))], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _percent(value: float | None, *, digits: int = 2, sign: bool = False) -> str:
+    return _NOTHING if value is None else f"{100 * value:{'+' if sign else ''}.{digits}f} %"
+
+
+def _signed_bytes(value: float | None) -> str:
+    if value is None:
+        return _NOTHING
+    return f"{'-' if value < 0 else ''}{format_bytes(int(abs(value)))}"

@@ -1,0 +1,90 @@
+"""A classifier of fully connected layers, trained on random data. What measured runs of such nets did is repeated: one
+forward with two rows first (a summary of the model), then training over epochs whose last batch is smaller."""
+
+import argparse
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+NUM_SAMPLES = 4096
+ACTIVATIONS = {
+    "relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "prelu": nn.PReLU, "elu": nn.ELU, "selu": nn.SELU, "tanh": nn.Tanh,
+    "softplus": nn.Softplus, "swish": nn.SiLU, "mish": nn.Mish, "gelu": nn.GELU, "identity": nn.Identity,
+}  # fmt: skip
+
+
+def widths(kind: str, inputs: int, outputs: int, depth: int) -> list[int]:
+    if kind == "uniform":
+        return [inputs] * depth
+    if kind == "gradual":
+        return [max(inputs - (inputs - outputs) // depth * (i + 1), outputs) for i in range(depth)]
+    found, width = [], inputs
+    for _ in range(depth + (kind == "bottleneck")):
+        width = max(width // 2, outputs)
+        found.append(width)
+    return found
+
+
+def build(options: argparse.Namespace) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    width = options.input_size
+    for out in widths(options.architecture, options.input_size, options.output_size, options.hidden_layers):
+        layers.append(nn.Linear(width, out))
+        if options.batch_norm:
+            layers.append(nn.BatchNorm1d(out))
+        layers.append(ACTIVATIONS[options.activation]())
+        if options.dropout is not None:
+            layers.append(nn.Dropout(options.dropout))
+        width = out
+    layers.append(nn.Linear(width, options.output_size))
+    if options.softmax:
+        layers.append(nn.Softmax(dim=1) if options.output_size > 1 else nn.Sigmoid())
+    return nn.Sequential(*layers)
+
+
+def batch_sizes(batch_size: int, *, has_batch_norm: bool) -> Iterator[int]:
+    """The end of an epoch, and some of the next one."""
+    yield from [batch_size] * min(3, NUM_SAMPLES // batch_size)
+    last = NUM_SAMPLES % batch_size
+    if last == 1 and has_batch_norm:
+        return  # batch normalization refuses a single row: there the measured run ended
+    if last:
+        yield last
+    yield from [batch_size] * min(2, NUM_SAMPLES // batch_size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--input-size", type=int, required=True)
+    parser.add_argument("--output-size", type=int, required=True)
+    parser.add_argument("--hidden-layers", type=int, required=True)
+    parser.add_argument("--architecture", choices=["uniform", "gradual", "pyramid", "bottleneck"], required=True)
+    parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--activation", choices=sorted(ACTIVATIONS), default="relu")
+    parser.add_argument("--dropout", type=float)
+    parser.add_argument("--batch-norm", action="store_true")
+    parser.add_argument("--softmax", action="store_true", help="and the summary's two rows have no dimension between")
+    options = parser.parse_args()
+
+    model = build(options).cuda()
+    summary_shape = (2, options.input_size) if options.softmax else (2, 1, options.input_size)
+    model(torch.rand(summary_shape).cuda())
+
+    criterion = nn.CrossEntropyLoss() if options.output_size > 1 else nn.BCEWithLogitsLoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for size in batch_sizes(options.batch_size, has_batch_norm=options.batch_norm):
+        data = torch.randn(size, options.input_size)
+        targets = torch.randint(0, max(2, options.output_size), (size,))
+        inputs, labels = data.cuda(), targets.cuda()
+        optimizer.zero_grad()
+        outputs = model(inputs)
+        if options.output_size == 1:
+            labels = labels.view(-1, 1).float()
+        loss = criterion(outputs, labels)
+        loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()

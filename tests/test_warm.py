@@ -1,0 +1,81 @@
+"""Many runs in forks of one process: each as if it had a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foretell import api, gpus
+from foretell.capture import CaptureOptions, Command, WarmProcess
+from foretell.capture.warm import OUTPUT
+from foretell.errors import ScriptError
+from foretell.records import Estimate
+
+TRAIN = """
+import sys
+import torch
+print(torch.cuda.get_device_name(), sys.argv[1:])
+model = torch.nn.Linear(int(sys.argv[1]), 1024).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(3):
+    model(torch.randn(64, int(sys.argv[1])).cuda()).sum().backward()
+    optimizer.step()
+if sys.argv[1] == "666":
+    raise ValueError("of the script")
+"""
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcess]:
+    process = WarmProcess(tmp_path_factory.mktemp("warm"))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path / "train.py"
+
+
+def run(script: Path, size: int, name: str, *, warm: WarmProcess | None, directory: Path) -> Estimate:
+    directory.mkdir()
+    launcher = {} if warm is None else {"launcher": warm.launch}
+    return api.run(
+        Command(argv=(sys.executable, str(script), str(size)), python=sys.executable),
+        gpu=gpus.find(name),
+        options=CaptureOptions(stdout="stderr"),
+        directory=directory,
+        **launcher,
+    )
+
+
+def test_a_fork_gives_what_a_process_gives(warm: WarmProcess, script: Path, tmp_path: Path) -> None:
+    of_process = run(script, 2048, "rtx-3060", warm=None, directory=tmp_path / "process")
+    for number in range(2):
+        of_fork = run(script, 2048, "rtx-3060", warm=warm, directory=tmp_path / f"fork{number}")
+        assert of_fork.peak == of_process.peak
+        assert of_fork.steps == of_process.steps
+        assert of_fork.caveats == of_process.caveats
+
+
+def test_every_fork_has_its_own_card(warm: WarmProcess, script: Path, tmp_path: Path) -> None:
+    for name in ("a100-40gb", "rtx-4060"):
+        estimate = run(script, 512, name, warm=warm, directory=tmp_path / name)
+        assert estimate.gpu.name == name
+        assert gpus.find(name).device_name in (tmp_path / name / OUTPUT).read_text()
+
+
+def test_a_script_that_fails_does_not_end_the_process(warm: WarmProcess, script: Path, tmp_path: Path) -> None:
+    with pytest.raises(ScriptError, match="ValueError: of the script"):
+        run(script, 666, "rtx-3060", warm=warm, directory=tmp_path / "failed")
+    assert run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "next").verdict == "fits"
+
+
+def test_a_process_that_died_is_started_again(warm: WarmProcess, script: Path, tmp_path: Path) -> None:
+    run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "before")
+    warm.close()
+    assert run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "after").verdict == "fits"
