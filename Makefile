@@ -14,7 +14,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/*)
 CODE := src tests examples benchmarks scripts/environment setup.py
 
-.PHONY: help demo environment native test check lint types format test-matrix test-zoo bench coverage native-test wheel clean
+.PHONY: help demo environment native test check lint types format test-matrix test-zoo bench coverage accuracy native-test wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,11 @@ bench: environment native ## time and host memory, as ratios
 
 coverage: environment native ## two steps of a thousand models against the CPU; all of them write docs/coverage.md
 	$(PYTHON) -m benchmarks.coverage $(ARGS)
+
+GROUND_TRUTH ?= ../shared/ground_truth
+accuracy: ## estimates against measured runs (GROUND_TRUTH), on the stack they were measured with: docs/accuracy.md
+	$(MAKE) environment native STACK=$(OLDEST)
+	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --rows kept --sample 300 --markdown docs/accuracy.md $(ARGS)
 
 native-test: environment ## the native tests, under AddressSanitizer or valgrind
 	$(MAKE) -C tests/native

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from capture_folder import SEGMENT, CaptureFolder, training_run
-from foretell.replay import ReplayError, levels, step_peaks
+from foretell.replay import ReplayError, levels, most_waiting_bytes, step_peaks
 from foretell.trace import AllocatorSettings
 from foretell.units import MIB
 
@@ -44,6 +44,24 @@ def test_allocated_falls_when_a_free_is_requested_but_the_block_is_reused_only_w
     folder.history(("alloc", SEGMENT, 512, 4))
     with pytest.raises(ReplayError, match="no free block"):
         held(folder)
+
+
+def test_what_waits_for_another_stream_is_counted_while_it_waits(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.history(
+        ("segment_alloc", SEGMENT, 20 * MIB, 1),
+        ("alloc", SEGMENT, 2 * MIB, 2),
+        ("free_requested", SEGMENT, 2 * MIB, 3),
+        ("free_completed", SEGMENT, 2 * MIB, 4),
+        ("alloc", SEGMENT, 2 * MIB, 5),
+    )
+    assert most_waiting_bytes(folder.trace().memory, device=0) == 0
+    folder.history(
+        ("free_requested", SEGMENT, 2 * MIB, 6),
+        ("alloc", SEGMENT + 2 * MIB, 4 * MIB, 7),
+        ("free_completed", SEGMENT, 2 * MIB, 8),
+    )
+    assert most_waiting_bytes(folder.trace().memory, device=0) == 2 * MIB
 
 
 def test_freed_neighbours_are_joined(tmp_path: Path) -> None:

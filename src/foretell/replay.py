@@ -199,3 +199,21 @@ def _cut(address: int, size: int, blocks: dict[int, _Block], ends: dict[int, _Bl
         ends[address + size + right] = rest
         if after is not None:
             rest.next, after.prev = after, rest
+
+
+def most_waiting_bytes(events: MemoryEvents, *, device: int) -> int:
+    """The most that was freed but not yet given back, because another stream might still use it (record_stream).
+
+    How long that takes is the card's doing: here it is as long as it can be, on a fast card it may be no time.
+    """
+    waiting: dict[int, int] = {}
+    total = most = 0
+    for _, action, address, size in events.of_device(device):
+        if action == "free_requested":
+            total += size
+            waiting[address] = size
+        elif action == "free_completed":
+            total -= waiting.pop(address, 0)
+        elif action == "alloc":
+            most = max(most, total)
+    return most

@@ -8,7 +8,7 @@ from dataclasses import replace
 from foretell.errors import ScriptError, UnsupportedError
 from foretell.overhead import overhead
 from foretell.records import Estimate, OutOfMemory, PeakMemory, StepPeak
-from foretell.replay import ReplayError, step_peaks
+from foretell.replay import ReplayError, most_waiting_bytes, step_peaks
 from foretell.trace import DeviceMemory, MissingFunction, Trace
 from foretell.units import format_bytes
 
@@ -31,13 +31,14 @@ def estimate_of(trace: Trace) -> Estimate:
         convolution_bytes=_largest_convolution(trace),
     )
     reserved = counters.peak_reserved_bytes
+    waiting = most_waiting_bytes(trace.memory, device=counters.device)
     peak = PeakMemory(
         allocated_bytes=counters.peak_allocated_bytes,
         reserved_bytes=reserved,
         library_bytes=beside.library_bytes,
         context_bytes=beside.context_bytes,
-        # What it holds in tensors is certain.
-        device_low_bytes=max(reserved + beside.low_bytes, counters.peak_allocated_bytes),
+        # What it holds in tensors is certain, but for what waits for another stream.
+        device_low_bytes=max(reserved + beside.low_bytes, counters.peak_allocated_bytes) - waiting,
         device_high_bytes=reserved + beside.high_bytes,
         request_bytes=reserved + beside.request_bytes,
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretell.evaluation.statistics import Draws, Factor
 
 _BEGIN, _END = "<!-- begin: foretell evaluate -->", "<!-- end: foretell evaluate -->"
-_FILE_WIDTH = 140
+_FILE_WIDTH = 150
 _EPILOG = """FOLDER holds CSV files of measured runs, one a set. Every run is trained again on the virtual GPU, with the
 torch of this environment, and each estimate is compared with what the real card showed. An interrupted evaluation
 goes on where it stopped; answers of another state of the code are not used.

@@ -25,6 +25,7 @@ TIMEOUT_SECONDS = 300.0
 _TRANSFORMERS = ("gpt2", "gpt_neo", "opt", "qwen2", "llama", "qwen3")
 _MODULES = {
     "torchvision_cnn.py": ("torchvision",),
+    "imagenet_cnn.py": ("torchvision",),
     "causal_lm.py": (
         "transformers.models.auto.modeling_auto",
         *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),

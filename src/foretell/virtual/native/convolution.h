@@ -13,5 +13,7 @@ int64_t element_bytes(int data_type);
 int64_t elements(const Shape *shape, bool pads_channels);
 /* Where cuDNN cannot be asked: as measured (foretell calibrate), else by rule. */
 int64_t workspace_of(const Operation *operation);
+/* Of all engines that cudnn.benchmark tries. */
+int64_t largest_workspace_of(const Operation *operation);
 
 #endif

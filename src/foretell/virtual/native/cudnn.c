@@ -157,8 +157,13 @@ EXPORT int cudnnBackendFinalize(void *descriptor) {
 
 /* ---- without a planner: cuDNN before 9.8 ------------------------------------------------------------------------------------ */
 
-/* The first configuration has the rule's workspace, the second none: near the limit torch falls back to it, as on a real card. */
-#define NUM_RULED_CONFIGS 2
+/* What is offered: the workspace as measured or by rule, then none, to which torch falls back near the limit, as on a real card, and
+ * last the largest that only cudnn.benchmark comes to try. */
+enum { USUAL, NONE, LARGEST, NUM_RULED_CONFIGS };
+
+static int64_t offered_workspace(const Descriptor *d) {
+    return d->choice == USUAL ? workspace_of(&d->operation) : d->choice == LARGEST ? largest_workspace_of(&d->operation) : 0;
+}
 
 static int get_ruled(Descriptor *d, int attribute, int64_t room, int64_t *count, void *values) {
     switch (attribute) {
@@ -169,7 +174,7 @@ static int get_ruled(Descriptor *d, int attribute, int64_t room, int64_t *count,
             config->operation = d->operation, config->choice = (int)i;
         }
         return 0;
-    case PLAN_WORKSPACE: if (count) *count = 1; if (values) *(int64_t *)values = d->choice == 0 ? workspace_of(&d->operation) : 0; return 0;
+    case PLAN_WORKSPACE: if (count) *count = 1; if (values) *(int64_t *)values = offered_workspace(d); return 0;
     case CONFIG_ENGINE: if (count) *count = 1; if (values && room > 0) (*(Descriptor **)values)->choice = d->choice; return 0;
     case GRAPH_NUM_ENGINES: if (count) *count = 1; if (values) *(int64_t *)values = NUM_RULED_CONFIGS; return 0;
     case ENGINE_INDEX: if (count) *count = 1; if (values) *(int64_t *)values = d->choice; return 0;

@@ -1,0 +1,44 @@
+"""A named convolutional net at its usual image size: Adam, fp32. One forward with two images comes first, as in the
+measured runs: a summary of the model."""
+
+import argparse
+
+import torch
+import torchvision
+from torch import nn
+
+MODELS = {
+    "vgg16": (torchvision.models.vgg16, 224),
+    "resnet50": (torchvision.models.resnet50, 224),
+    "mobilenetV2": (torchvision.models.mobilenet_v2, 224),
+    "efficientnet": (torchvision.models.efficientnet_b0, 224),
+    "inception": (lambda: torchvision.models.inception_v3(aux_logits=False, init_weights=False), 299),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(MODELS), required=True)
+    parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--steps", type=int, default=4)
+    options = parser.parse_args()
+
+    make, size = MODELS[options.model]
+    model = make().to("cuda")
+    model(torch.rand(2, 3, size, size).cuda())
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model.train()
+    for _ in range(options.steps):
+        data = torch.randn(options.batch_size, 3, size, size)
+        targets = torch.randint(0, 1000, (options.batch_size,))
+        inputs, labels = data.cuda(), targets.cuda()
+        optimizer.zero_grad()
+        outputs = model(inputs)
+        loss = criterion(outputs, labels)
+        loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
