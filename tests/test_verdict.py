@@ -71,6 +71,7 @@ def test_an_oom_caught_and_followed_by_no_step_is_the_verdict(tmp_path: Path) ->
 def test_an_oom_caught_by_a_script_that_never_steps_is_a_caveat_when_it_ended_well(tmp_path: Path) -> None:
     folder = oom(CaptureFolder(tmp_path).torch(), 5).end(0, 2 * MIB, (512, 2 * MIB))
     assert estimate_of(folder.trace()).verdict == "fits"
+    assert estimate_of(folder.trace(exit_status=-11)).verdict == "fits"  # died while it shut down
     assert estimate_of(folder.trace(exit_status=1)).verdict == "oom"
 
 

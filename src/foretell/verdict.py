@@ -165,7 +165,7 @@ def _fatal_oom(trace: Trace) -> OutOfMemory | None:
     last = trace.ooms[-1]
     is_uncaught = trace.exception is not None and trace.exception.is_oom
     has_stepped_since = bool(trace.steps) and trace.steps[-1].time_us > last.time_us
-    has_ended_well = trace.exit_status == 0 and not trace.steps
+    has_ended_well = (trace.exit_status == 0 or _crashed_after_its_end(trace)) and not trace.steps
     if not is_uncaught and (has_stepped_since or has_ended_well):
         return None
     if trace.exception is not None and trace.exception.is_oom:

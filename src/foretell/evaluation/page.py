@@ -13,8 +13,7 @@ from foretell.evaluation.statistics import Draws, Factor
 from foretell.units import GIB
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1c2330; --soft: #667; --line: #ccd; --back: #fff; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e8ee; --soft: #99a; --line: #334; --back: #14171d; } }
+:root { color-scheme: light; --text: #1c2330; --soft: #667; --line: #ccd; --back: #fff; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); margin: 2rem auto;
        max-width: 76rem; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
