@@ -17,7 +17,7 @@ LIBRARIES = LibraryBytes(cublas=18 * MIB, cudnn=250 * MIB, nccl=64 * MIB, cudnn_
 def beside(**given: Any) -> Overhead:
     plain = {
         "context_bytes": 430 * MIB, "is_context_given": True, "libraries": LIBRARIES, "functions": [],
-        "other_bytes": 0, "reserved_bytes": 0, "convolution_bytes": 0,
+        "other_bytes": 0, "reserved_bytes": 0, "convolution_bytes": 0, "has_workspaces": False,
     }  # fmt: skip
     return overhead(**{**plain, **given})
 
@@ -49,8 +49,8 @@ def test_a_library_counts_once_it_is_used(functions: list[str], mib: int, names:
 
 
 def test_the_request_is_beyond_the_interval_and_the_interval_around_the_estimate() -> None:
-    for convolution_bytes in (0, 100 * MIB):
-        found = beside(reserved_bytes=8000 * MIB, convolution_bytes=convolution_bytes)
+    for convolution_bytes, has_workspaces in ((0, False), (100 * MIB, False), (100 * MIB, True)):
+        found = beside(reserved_bytes=8000 * MIB, convolution_bytes=convolution_bytes, has_workspaces=has_workspaces)
         estimate = found.context_bytes + found.library_bytes
         assert found.low_bytes < estimate < found.high_bytes < found.request_bytes
 

@@ -204,7 +204,7 @@ def test_the_largest_convolution_widens_the_interval(tmp_path: Path) -> None:
         folder.mkdir()
         run = CaptureFolder(folder).torch().end(0, 1000 * MIB, (900 * MIB, 1000 * MIB))
         third = convolution_bytes // 3
-        run.native(4, "cudnnBackendExecute (by rule)", 0, 10, third, third, third)
+        run.native(4, "cudnnBackendExecute (by rule)", MIB, 10, third, third, third)
         peak = estimate_of(run.trace()).peak
         return peak.device_high_bytes - peak.device_low_bytes
 

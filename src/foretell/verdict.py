@@ -21,6 +21,7 @@ def estimate_of(trace: Trace) -> Estimate:
         _refuse_failure(trace)
     counters = _counters(trace)
     steps, step_caveats = _steps(trace, counters.device)
+    convolutions = _convolutions(trace)
     beside = overhead(
         context_bytes=trace.context_bytes,
         is_context_given=trace.is_context_given,
@@ -28,7 +29,8 @@ def estimate_of(trace: Trace) -> Estimate:
         functions=_library_functions(trace),
         other_bytes=_bytes_not_of_pytorch(trace, counters),
         reserved_bytes=counters.peak_reserved_bytes,
-        convolution_bytes=_largest_convolution(trace),
+        convolution_bytes=max((x + y + w for _, x, y, w in convolutions), default=0),
+        has_workspaces=any(workspace for workspace, *_ in convolutions),
     )
     reserved = counters.peak_reserved_bytes
     waiting = most_waiting_bytes(trace.memory, device=counters.device)
@@ -200,12 +202,12 @@ def _library_functions(trace: Trace) -> set[str]:
     return {trace.names[name] for name in set(trace.library.name) if name < len(trace.names)}
 
 
-def _largest_convolution(trace: Trace) -> int:
-    """x, y and w, which cuDNN may copy."""
+def _convolutions(trace: Trace) -> list[tuple[int, int, int, int]]:
+    """Bytes of the workspace, x, y and w, which cuDNN may copy, of every convolution."""
     calls = trace.library
     numbers = {number for number, name in enumerate(trace.names) if name.startswith("cudnnBackendExecute")}
-    sizes = zip(calls.name, calls.argument_2, calls.argument_3, calls.argument_4, strict=True)
-    return max((x + y + w for name, x, y, w in sizes if name in numbers), default=0)
+    sizes = zip(calls.name, calls.workspace_bytes, calls.argument_2, calls.argument_3, calls.argument_4, strict=True)
+    return [(workspace, x, y, w) for name, workspace, x, y, w in sizes if name in numbers]
 
 
 def _bytes_not_of_pytorch(trace: Trace, counters: DeviceMemory) -> int:

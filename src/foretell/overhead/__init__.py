@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from foretell.overhead.interval import CONVOLUTIONS, PLAIN
+from foretell.overhead.interval import CONVOLUTIONS, PLAIN, WITHOUT_WORKSPACES
 from foretell.overhead.libraries import library_bytes
 from foretell.records import LibraryBytes
 from foretell.units import MIB
@@ -43,16 +43,17 @@ def overhead(
     other_bytes: int,
     reserved_bytes: int,
     convolution_bytes: int,
+    has_workspaces: bool,
 ) -> Overhead:
     """`functions`: those of NVIDIA's libraries it called; `other_bytes`: taken from the driver, but not by PyTorch;
-    `convolution_bytes`: x, y and w of the largest convolution, 0 without any."""
+    `convolution_bytes`: x, y and w of the largest convolution, 0 without any; `has_workspaces`: one of them took some."""
     called = {function.lower() for function in functions}
     constants = {"cuBLAS": libraries.cublas, "cuDNN": libraries.cudnn, "NCCL": libraries.nccl}
     used = tuple(name for name in constants if any(function.startswith(name.lower()) for function in called))
     loaded = sum(constants[name] for name in used)
     if any(function.startswith(_BATCH_NORM) for function in called):
         loaded += libraries.cudnn_batch_norm
-    spreads = CONVOLUTIONS if convolution_bytes else PLAIN
+    spreads = PLAIN if not convolution_bytes else CONVOLUTIONS if has_workspaces else WITHOUT_WORKSPACES
     below, above, far_above = (
         spread.bytes_for(reserved_bytes, convolution_bytes) for spread in (spreads.low, spreads.high, spreads.request)
     )

@@ -38,8 +38,15 @@ PLAIN = Spreads(
     request=Spread(num_bytes=128 * MIB, of_reserved=0.20),
 )
 """No convolution by cuDNN: what varies is the lengths of texts, and the order in which blocks are cached."""
+WITHOUT_WORKSPACES = Spreads(
+    low=Spread(num_bytes=60 * MIB, of_reserved=0.07),
+    high=Spread(num_bytes=100 * MIB, of_reserved=0.13),
+    request=Spread(num_bytes=100 * MIB, of_reserved=0.25),
+)
+"""Convolutions, none of which is taken to need a workspace: on cards without a rule, and where all are small."""
 CONVOLUTIONS = Spreads(
     low=Spread(num_bytes=60 * MIB, of_reserved=0.07, of_convolution=0.7),
     high=Spread(num_bytes=100 * MIB, of_reserved=0.12, of_convolution=1.2),
     request=Spread(num_bytes=100 * MIB, of_reserved=0.20, of_convolution=3.0),
 )
+"""Convolutions with workspaces, asked for or by rule."""
