@@ -143,13 +143,23 @@ def test_a_history_that_never_reaches_what_was_counted_is_not_used(tmp_path: Pat
         ("", 1, 512),
         ("", 513, 1024),
         ("roundup_power2_divisions:4", 1200 * 512, 1280 * 512),
-        ("roundup_power2_divisions:[1:1,64:4,>:2]", 9 * MIB, 10 * MIB),
-        ("roundup_power2_divisions:[1:1,64:4,>:2]", 65 * MIB, 96 * MIB),
+        ("roundup_power2_divisions:[1:2,64:4,>:8]", MIB + 1, MIB + MIB // 2),
+        ("roundup_power2_divisions:[1:2,64:4,>:8]", 9 * MIB, 9 * MIB),
+        ("roundup_power2_divisions:[1:2,64:4,>:8]", 65 * MIB, 80 * MIB),
+        ("roundup_power2_divisions:[1:2,64:4,>:8]", 130 * MIB, 144 * MIB),
+        ("roundup_power2_divisions:[64:4]", 9 * MIB, 10 * MIB),
+        ("roundup_power2_divisions:[64:4]", 130 * MIB, 130 * MIB),
         ("max_split_size_mb:64", 9 * MIB + 1, 9 * MIB + 512),
     ],
 )
 def test_sizes_are_rounded_as_the_allocator_is_told_to(conf: str, size: int, rounded: int) -> None:
     assert AllocatorSettings.parse(conf).round_size(size) == rounded
+
+
+def test_the_last_entry_was_overwritten_in_older_versions() -> None:
+    conf = "roundup_power2_divisions:[1:2,64:4,>:8]"
+    assert AllocatorSettings.parse(conf, "2.6.0+cu124").round_size(65 * MIB) == 72 * MIB
+    assert AllocatorSettings.parse(conf, "2.15.0+cu132").round_size(65 * MIB) == 80 * MIB
 
 
 def test_allocator_settings_are_read_from_pytorchs_own_syntax() -> None:

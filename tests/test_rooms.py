@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "trace": NOUNS,
     "replay": NOUNS | {"trace"},
     "overhead": NOUNS,
+    "allocator": NOUNS | {"trace"},
     "verdict": NOUNS | {"trace", "replay", "overhead"},
     "report": NOUNS,
     "api": NOUNS | {"gpus", "calibration", "capture", "trace", "overhead", "verdict"},

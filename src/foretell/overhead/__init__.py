@@ -46,7 +46,7 @@ def overhead(
     has_workspaces: bool,
 ) -> Overhead:
     """`functions`: those of NVIDIA's libraries it called; `other_bytes`: taken from the driver, but not by PyTorch;
-    `convolution_bytes`: x, y and w of the largest convolution, 0 without any; `has_workspaces`: one of them took some."""
+    `convolution_bytes`: x, y and w of the largest convolution, 0 without any; `has_workspaces`: one took some."""
     called = {function.lower() for function in functions}
     constants = {"cuBLAS": libraries.cublas, "cuDNN": libraries.cudnn, "NCCL": libraries.nccl}
     used = tuple(name for name in constants if any(function.startswith(name.lower()) for function in called))

@@ -143,7 +143,7 @@ def _from_plain(document: dict[str, Any], tables: dict[str, Any]) -> Trace:
     gpu = document.pop("gpu")
     gpu["compute_capability"] = tuple(gpu["compute_capability"])
     allocator = document.pop("allocator")
-    allocator["power2_divisions"] = tuple(tuple(pair) for pair in allocator["power2_divisions"])
+    allocator["power2_divisions"] = tuple(allocator["power2_divisions"])
     exception = document.pop("exception")
     steps = tuple(
         StepMark(

@@ -212,7 +212,7 @@ def _assemble(
         arch_list=tuple((anywhere("cuda") or [{}])[0].get("arch_list") or ()),
         pid=pid,
         num_gpu_processes=num_gpu_processes,
-        allocator=AllocatorSettings.parse(_allocator_conf()),
+        allocator=AllocatorSettings.parse(_allocator_conf(), _optional(torch.get("version"))),
         phases_seen=tuple(phase for phase in PHASES if phase in phases),
         steps=tuple(
             StepMark(index=int(line["index"]), time_us=int(line["time_us"]), devices=_devices(line))

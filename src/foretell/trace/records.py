@@ -87,39 +87,68 @@ class LibraryCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """What of PYTORCH_CUDA_ALLOC_CONF changes the size of blocks."""
+    """What of PYTORCH_CUDA_ALLOC_CONF changes blocks and segments."""
 
     is_native: bool = True
     """PyTorch's own allocator, not cudaMallocAsync."""
     is_expandable: bool = False
     max_split_bytes: int = sys.maxsize
-    power2_divisions: tuple[tuple[int, int], ...] = ()
-    """(below this many bytes, parts a power of two is divided into), ascending."""
+    power2_divisions: tuple[int, ...] = ()
+    """Into how many parts a power of two is divided to round sizes up: below 2 MiB, below 4 MiB, and so on."""
+    garbage_collection_threshold: float = 0.0
+    """Of the memory a process may take; acts only where that is limited."""
+    oversize_rounding_bytes: int = 20 * MIB
+    """A free block that is never split may be so much larger than what is asked for."""
+    large_segment_bytes: int = 20 * MIB
 
     @classmethod
-    def parse(cls, text: str) -> AllocatorSettings:
+    def parse(cls, text: str, torch_version: str | None = None) -> AllocatorSettings:
         """The variable's own syntax: `max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4]`."""
         settings = {name.strip(): value.strip() for name, value in re.findall(r"(\w+)\s*:\s*(\[[^]]*\]|[^,]+)", text)}
-        value = settings.get("roundup_power2_divisions", "")
-        pairs = re.findall(r"(\d+|>)\s*:\s*(\d+)", value) or [(">", number) for number in re.findall(r"^\d+$", value)]
         max_split = settings.get("max_split_size_mb", "")
         return cls(
             is_native=settings.get("backend", "native") == "native",
             is_expandable=settings.get("expandable_segments", "").lower() == "true",
             max_split_bytes=int(max_split) * MIB if max_split.isdigit() else sys.maxsize,
-            power2_divisions=tuple(
-                (sys.maxsize if below == ">" else int(below) * MIB, int(parts)) for below, parts in pairs
-            ),
+            power2_divisions=_divisions(settings.get("roundup_power2_divisions", ""), torch_version),
+            garbage_collection_threshold=float(settings.get("garbage_collection_threshold", 0.0)),
+            oversize_rounding_bytes=int(settings.get("max_non_split_rounding_mb", 20)) * MIB,
+            large_segment_bytes=int(settings.get("large_segment_size_mb", 20)) * MIB,
         )
 
     def round_size(self, size: int) -> int:
         """DeviceCachingAllocator::round_size."""
         if size < 512:
             return 512
-        parts = next((parts for below, parts in self.power2_divisions if size < below), 0)
-        if parts > 1 and size > 512 * parts:
-            return _round_up_to_part_of_power_of_two(size, parts)
+        if self.power2_divisions:
+            parts = self.power2_divisions[min(max(size.bit_length() - 21, 0), _NUM_DIVISIONS - 1)]
+            if parts > 1 and size > 512 * parts:
+                return _round_up_to_part_of_power_of_two(size, parts)
         return (size + 511) // 512 * 512
+
+
+_NUM_DIVISIONS = 16
+# Until then `>` overwrites the last entry before it, too (seen with 2.6 and 2.15; the version in between is a guess).
+_LAST_ENTRY_STAYS = (2, 9)
+
+
+def _divisions(value: str, torch_version: str | None) -> tuple[int, ...]:
+    """One number for all, or entries for single sizes: below the first its own holds, between two nothing does."""
+    if value.isdigit():
+        return (int(value),) * _NUM_DIVISIONS
+    divisions, last = [0] * _NUM_DIVISIONS, -1
+    for entry, parts in re.findall(r"(\d+|>)\s*:\s*(\d+)", value):
+        if entry == ">":
+            version = tuple(map(int, re.findall(r"\d+", torch_version)[:2])) if torch_version else _LAST_ENTRY_STAYS
+            begin = last + 1 if version >= _LAST_ENTRY_STAYS else max(last, 0)
+            divisions[begin:] = [int(parts)] * (_NUM_DIVISIONS - begin)
+            continue
+        index = min(max(int(entry).bit_length() - 1, 0), _NUM_DIVISIONS - 1)
+        if last < 0:
+            divisions[:index] = [int(parts)] * index
+        divisions[index] = int(parts)
+        last = index
+    return tuple(divisions) if last >= 0 or any(divisions) else ()
 
 
 def _round_up_to_part_of_power_of_two(size: int, parts: int) -> int:

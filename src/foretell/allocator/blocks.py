@@ -1,0 +1,108 @@
+"""Blocks and pools: what the allocator cuts its segments into, and where it keeps the free ones."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+ADDRESS_BITS = 48
+ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
+"""A free block is kept as size << 48 | address: integers sort as the real pool does, by size and then by address."""
+
+
+class Block:
+    __slots__ = (
+        "address", "expandable", "gc_base", "is_allocated", "is_mapped", "next", "num_events", "pool", "prev",
+        "requested", "size", "stream", "stream_uses",
+    )  # fmt: skip
+
+    def __init__(self, address: int, size: int, stream: int, pool: Pool) -> None:
+        self.address = address
+        self.size = size
+        self.stream = stream
+        self.pool = pool
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.is_allocated = False
+        self.is_mapped = True
+        self.requested = 0
+        self.num_events = 0
+        """Of other streams, that must be over before the block is given back."""
+        self.stream_uses: set[int] | None = None
+        self.expandable: ExpandableSegment | None = None
+        self.gc_base = 0
+
+    @property
+    def is_split(self) -> bool:
+        return self.prev is not None or self.next is not None
+
+    @property
+    def is_available(self) -> bool:
+        return not (self.is_allocated or self.num_events or self.stream_uses)
+
+
+class ExpandableSegment:
+    """A range of addresses into which pages of memory are mapped as they are needed."""
+
+    __slots__ = ("address", "page", "pages", "size")
+
+    def __init__(self, address: int, size: int, page: int) -> None:
+        self.address = address
+        self.size = size
+        self.page = page
+        self.pages: set[int] = set()
+        """Numbers of those that have memory."""
+
+
+class Pool:
+    """Free blocks of one kind (small or large), by stream."""
+
+    __slots__ = ("blocks", "free", "is_small", "num_lookups", "num_segments", "private", "unmapped")
+
+    def __init__(self, *, is_small: bool, private: PrivatePool | None = None) -> None:
+        self.is_small = is_small
+        self.private = private
+        self.free: dict[int, list[int]] = {}
+        self.blocks: dict[int, Block] = {}
+        """The free ones, by address."""
+        self.unmapped: dict[int, list[int]] = {}
+        """Addresses of expandable blocks without memory, by stream; the blocks are in `blocks`, too."""
+        self.num_lookups = 0
+        """Counted for garbage collection alone."""
+
+    def insert(self, block: Block) -> None:
+        block.gc_base = self.num_lookups
+        self.blocks[block.address] = block
+        keys = self.free.get(block.stream)
+        if keys is None:
+            keys = self.free[block.stream] = []
+        insort(keys, block.size << ADDRESS_BITS | block.address)
+
+    def remove(self, block: Block) -> None:
+        keys = self.free[block.stream]
+        del keys[bisect_left(keys, block.size << ADDRESS_BITS | block.address)]
+        del self.blocks[block.address]
+
+    def insert_unmapped(self, block: Block) -> None:
+        self.blocks[block.address] = block
+        insort(self.unmapped.setdefault(block.stream, []), block.address)
+
+    def remove_unmapped(self, block: Block) -> None:
+        addresses = self.unmapped[block.stream]
+        del addresses[bisect_left(addresses, block.address)]
+        del self.blocks[block.address]
+
+    def in_order(self) -> list[Block]:
+        """All that are free, by stream, size and address."""
+        return [self.blocks[key & ADDRESS_MASK] for stream in sorted(self.free) for key in self.free[stream]]
+
+
+class PrivatePool:
+    """Of a CUDA graph or a torch.cuda.MemPool: its blocks are given to nobody else."""
+
+    __slots__ = ("is_freeable", "large", "num_segments", "small")
+
+    def __init__(self) -> None:
+        self.small = Pool(is_small=True, private=self)
+        self.large = Pool(is_small=False, private=self)
+        self.num_segments = 0
+        self.is_freeable = False

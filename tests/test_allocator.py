@@ -1,0 +1,152 @@
+"""The allocator in Python against PyTorch's own on the virtual GPU: any sequence of requests, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foretell import gpus
+from foretell.allocator import CachingAllocator, Device, OutOfMemoryError
+from foretell.records import LibraryBytes
+from foretell.trace import AllocatorSettings
+from foretell.units import KIB, MIB
+from foretell.virtual import environment
+
+ORACLE = Path(__file__).parent / "allocator_oracle.py"
+NOTHING = LibraryBytes(cublas=0, cudnn=0, nccl=0)
+GPU = gpus.find("1GiB,sm86")
+NUM_EXAMPLES = int(os.environ.get("FORETELL_ALLOCATOR_EXAMPLES", "60"))
+CONFIGURATIONS = {
+    "default": ("", 0.0),
+    "split": ("max_split_size_mb:40", 0.0),
+    "rounding": ("roundup_power2_divisions:[1:2,64:4,>:8]", 0.0),
+    "fraction": ("", 0.5),
+    "garbage": ("garbage_collection_threshold:0.6", 0.7),
+    "expandable": ("expandable_segments:True", 0.0),
+    "all": ("max_split_size_mb:64,roundup_power2_divisions:4,garbage_collection_threshold:0.5", 0.8),
+}
+
+sizes = st.one_of(
+    st.integers(1, 4 * KIB),
+    st.integers(1, 2 * MIB),
+    st.integers(MIB - 1024, MIB + 1024),
+    st.integers(1, 30 * MIB),
+    st.sampled_from(
+        [512, 513, MIB, MIB + 1, 10 * MIB, 10 * MIB - 1, 20 * MIB, 40 * MIB, 64 * MIB, 200 * MIB, 700 * MIB]
+    ),
+)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[list[Any]]:
+    requests: list[list[Any]] = []
+    held: list[int] = []
+    for name in range(draw(st.integers(1, 60))):
+        kind = draw(st.sampled_from(["malloc"] * 6 + ["free"] * 5 + ["record", "synchronize", "empty_cache"]))
+        if kind == "malloc" or (kind in ("free", "record") and not held):
+            requests.append(["malloc", name, draw(sizes), draw(st.sampled_from([0, 0, 0, 1, 2]))])
+            held.append(name)
+        elif kind == "free":
+            requests.append(["free", held.pop(draw(st.integers(0, len(held) - 1)))])
+        elif kind == "record":
+            requests.append(["record", draw(st.sampled_from(held)), draw(st.integers(0, 2))])
+        else:
+            requests.append([kind])
+    return requests
+
+
+@dataclass
+class Oracle:
+    process: subprocess.Popen[str]
+    options: str
+    fraction: float
+
+    def answer(self, requests: list[list[Any]]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(requests) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, "the oracle died"
+        return json.loads(line)
+
+
+@pytest.fixture(scope="module", params=CONFIGURATIONS, ids=list(CONFIGURATIONS))
+def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
+    options, fraction = CONFIGURATIONS[request.param]
+    folder = tmp_path_factory.mktemp("oracle")
+    variables = environment(GPU, context_bytes=0, libraries=NOTHING, log_prefix=str(folder / "native"))
+    variables["FORETELL_LOG"] = ""
+    process = subprocess.Popen(
+        [sys.executable, str(ORACLE), str(fraction)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **variables, "PYTORCH_CUDA_ALLOC_CONF": options},
+    )  # fmt: skip
+    yield Oracle(process, options, fraction)
+    process.kill()
+    process.wait()
+
+
+def simulate(requests: list[list[Any]], options: str, fraction: float) -> dict[str, Any]:
+    limit = int(fraction * GPU.total_bytes) if fraction else None
+    allocator = CachingAllocator(
+        Device(GPU.total_bytes), AllocatorSettings.parse(options, version("torch")), limit_bytes=limit
+    )
+    held: dict[int, Any] = {}
+    levels = []
+    for kind, *values in requests:
+        allocator.launch()
+        if kind == "malloc":
+            with contextlib.suppress(OutOfMemoryError):
+                held[values[0]] = allocator.malloc(values[1], values[2])
+        elif kind == "free":
+            if values[0] in held:
+                allocator.free(held.pop(values[0]))
+        elif kind == "record":
+            if values[0] in held:
+                allocator.record_stream(held[values[0]], values[1])
+        elif kind == "synchronize":
+            allocator.synchronize()
+        else:
+            allocator.empty_cache()
+        levels.append([allocator.allocated_bytes, allocator.active_bytes, allocator.reserved_bytes])
+    return {
+        "levels": levels,
+        "peaks": [allocator.peak_allocated_bytes, allocator.peak_active_bytes, allocator.peak_reserved_bytes],
+        "retries": allocator.num_retries,
+        "ooms": allocator.num_ooms,
+        "segments": [
+            [segment.address, segment.size, segment.stream, [list(block) for block in segment.blocks]]
+            for segment in allocator.segments()
+        ],
+    }
+
+
+def from_the_first(answer: dict[str, Any]) -> dict[str, Any]:
+    """Addresses count from the lowest segment: where the arena begins is the machine's doing."""
+    first = min((segment[0] for segment in answer["segments"]), default=0)
+    return {**answer, "segments": [[segment[0] - first, *segment[1:]] for segment in answer["segments"]]}
+
+
+def test_it_is_pytorchs_own(oracle: Oracle) -> None:
+    @settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(sequences())
+    def check(requests: list[list[Any]]) -> None:
+        real, ours = oracle.answer(requests), simulate(requests, oracle.options, oracle.fraction)
+        for request, here, there in zip(requests, ours["levels"], real["levels"], strict=True):
+            assert here == there, request
+        assert from_the_first(ours) == from_the_first(real)
+
+    check()
