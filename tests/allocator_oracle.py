@@ -37,9 +37,8 @@ def run(requests: list[list], streams: list[torch.cuda.Stream]) -> dict:
         torch.cuda._sleep(1)  # a kernel, without memory
         if kind == "malloc":
             name, size, stream = values
-            with torch.cuda.stream(streams[stream]):
-                with contextlib.suppress(torch.OutOfMemoryError):
-                    held[name] = torch.empty(size, dtype=torch.uint8, device="cuda")
+            with torch.cuda.stream(streams[stream]), contextlib.suppress(torch.OutOfMemoryError):
+                held[name] = torch.empty(size, dtype=torch.uint8, device="cuda")
         elif kind == "free":
             held.pop(values[0], None)
         elif kind == "record":

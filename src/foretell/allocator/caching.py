@@ -1,8 +1,8 @@
 """The caching allocator: best fit in pools of free blocks, split and merge, segments from the device when none fits.
 
 Written from the description of c10/cuda/CUDACachingAllocator.cpp (torch 2.6 to 2.15), which it equals in all that can
-be seen from outside: sizes, addresses, counters, and the moment it runs out. What another stream was doing with a block is
-over as the virtual GPU has it: with the next synchronisation, or when many kernels have been launched since.
+be seen from outside: sizes, addresses, counters, and the moment it runs out. What another stream was doing with a block
+is over as the virtual GPU has it: with the next synchronisation, or when many kernels have been launched since.
 """
 
 from __future__ import annotations

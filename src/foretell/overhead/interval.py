@@ -39,14 +39,14 @@ PLAIN = Spreads(
 )
 """No convolution by cuDNN: what varies is the lengths of texts, and the order in which blocks are cached."""
 WITHOUT_WORKSPACES = Spreads(
-    low=Spread(num_bytes=60 * MIB, of_reserved=0.07),
+    low=Spread(num_bytes=60 * MIB, of_reserved=0.08),
     high=Spread(num_bytes=100 * MIB, of_reserved=0.13),
     request=Spread(num_bytes=100 * MIB, of_reserved=0.25),
 )
 """Convolutions, none of which is taken to need a workspace: on cards without a rule, and where all are small."""
 CONVOLUTIONS = Spreads(
-    low=Spread(num_bytes=60 * MIB, of_reserved=0.07, of_convolution=0.7),
-    high=Spread(num_bytes=100 * MIB, of_reserved=0.12, of_convolution=1.2),
+    low=Spread(num_bytes=60 * MIB, of_reserved=0.08, of_convolution=1.0),
+    high=Spread(num_bytes=100 * MIB, of_reserved=0.15, of_convolution=1.5),
     request=Spread(num_bytes=100 * MIB, of_reserved=0.20, of_convolution=3.0),
 )
 """Convolutions with workspaces, asked for or by rule."""
