@@ -1,8 +1,9 @@
 """Every workload of tests/zoo through `foretell run`, against PyTorch's own counters and a real run on the CPU.
 
-Two independent checks. The peaks in the JSON must be, to the byte, what `torch.cuda.max_memory_*` says inside the
+Three independent checks. The peaks in the JSON must be, to the byte, what `torch.cuda.max_memory_*` says inside the
 script. And the workload must go the same way on the virtual GPU as where its numbers are really computed: the same
-operators from the same lines, with the same shapes and dtypes, as often (tests/zoo/recorder.py).
+operators from the same lines, with the same shapes and dtypes, as often (tests/zoo/recorder.py). And the allocator in
+Python, given the same requests, must come to the same peaks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from conftest import ZOO, CpuReference, ForetellRun, RunForetell, the_record
+from foretell.allocator import CachingAllocator, Device, play_again
+from foretell.trace import load
 
 HELPERS = {"common", "recorder", "reference"}
 NAMES = sorted({path.stem for path in ZOO.glob("*.py")} - HELPERS | {"package_form"})
@@ -39,6 +42,7 @@ def workload(name: str) -> pytest.ParameterSet:
 
 every_workload = pytest.mark.parametrize("name", [workload(name) for name in NAMES])
 finished: dict[str, ForetellRun] = {}
+traces: dict[str, Path] = {}
 
 
 def command(name: str) -> list[str | Path]:
@@ -46,10 +50,12 @@ def command(name: str) -> list[str | Path]:
 
 
 @pytest.fixture
-def recorded_run(run_foretell: RunForetell, name: str) -> ForetellRun:
+def recorded_run(run_foretell: RunForetell, name: str, tmp_path: Path) -> ForetellRun:
     """The workload on the virtual GPU, with the recorder on; once per workload."""
     if name not in finished:
-        finished[name] = run_foretell(*command(name), environment={"ZOO_RECORD": "1"}, cwd=ZOO)
+        traces[name] = tmp_path / "zoo.trace"
+        trace = ["--trace", str(traces[name])]
+        finished[name] = run_foretell(*command(name), environment={"ZOO_RECORD": "1"}, cwd=ZOO, options=trace)
     return finished[name]
 
 
@@ -86,6 +92,19 @@ def test_workload_goes_the_way_it_goes_on_the_cpu(
             on_cpu.splitlines(), on_gpu.splitlines(), "on the CPU", "on the virtual GPU", n=2, lineterm=""
         )
         pytest.fail("\n".join([*list(lines)[:60], recorded_run.tail()]), pytrace=False)
+
+
+@every_workload
+def test_the_allocator_in_python_gives_the_same_peaks(name: str, recorded_run: ForetellRun) -> None:
+    captured = load(traces[name])
+    total = captured.gpu.total_bytes
+    roomy = play_again(captured.memory, CachingAllocator(Device(total), captured.allocator))
+    assert roomy.peak_allocated_bytes == recorded_run.peak["allocated_bytes"]
+    assert roomy.peak_reserved_bytes == recorded_run.peak["reserved_bytes"]
+    exact = Device(roomy.peak_reserved_bytes, total_bytes=total)
+    assert play_again(captured.memory, CachingAllocator(exact, captured.allocator)).oom_event is None
+    small = Device(roomy.peak_allocated_bytes - 2 * MIB, total_bytes=total)
+    assert play_again(captured.memory, CachingAllocator(small, captured.allocator)).oom_event is not None
 
 
 @pytest.mark.parametrize("name", [workload("cnn_resnet"), workload("hf_gpt2")])

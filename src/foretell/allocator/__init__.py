@@ -3,5 +3,6 @@ what-ifs (another card, other options) from a saved trace. Tests hold it equal t
 
 from foretell.allocator.caching import CachingAllocator, OutOfMemoryError
 from foretell.allocator.device import Device
+from foretell.allocator.what_if import Outcome, play_again
 
-__all__ = ["CachingAllocator", "Device", "OutOfMemoryError"]
+__all__ = ["CachingAllocator", "Device", "OutOfMemoryError", "Outcome", "play_again"]

@@ -100,6 +100,17 @@ class CachingAllocator:
             self.peak_active_bytes = self.active_bytes
         return block
 
+    def request_free(self, block: Block) -> None:
+        """The program lets go of it; nobody else gets it before `complete_free`."""
+        block.is_allocated = False
+        block.num_events += 1
+        self.allocated_bytes -= block.size
+        self.requested_bytes -= block.requested
+
+    def complete_free(self, block: Block) -> None:
+        block.num_events -= 1
+        self._give_back(block)
+
     def free(self, block: Block) -> None:
         block.is_allocated = False
         self.allocated_bytes -= block.size
