@@ -28,7 +28,7 @@ ORACLE = Path(__file__).parent / "allocator_oracle.py"
 NOTHING = LibraryBytes(cublas=0, cudnn=0, nccl=0)
 GPU = gpus.find("1GiB,sm86")
 NUM_EXAMPLES = int(os.environ.get("FORETELL_ALLOCATOR_EXAMPLES", "60"))
-"""Of each configuration. So many are the same every time; FORETELL_ALLOCATOR_EXAMPLES=300 tries others, more of them."""
+"""Of each configuration, the same every time; FORETELL_ALLOCATOR_EXAMPLES=300 tries others, more of them."""
 IS_REPEATABLE = "FORETELL_ALLOCATOR_EXAMPLES" not in os.environ
 CONFIGURATIONS = {
     "default": ("", 0.0),

@@ -12,7 +12,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import NoReturn
 
 from foretell import __version__
@@ -23,6 +23,7 @@ COMMANDS = {
     "run": "run a training script on a virtual GPU and say what memory it needs",
     "gpus": "the cards foretell knows",
     "report": "the result of a saved trace",
+    "what-if": "a saved trace on another card, or with other options of PyTorch's allocator",
     "calibrate": "measure a real card, for foretell run --profile",
     "evaluate": "compare estimates with runs that were measured on real cards",
     "doctor": "is everything here that is needed? if not, what to do",
@@ -78,7 +79,7 @@ def _dispatch(words: list[str]) -> int:
             allow_abbrev=False,
         )
         if command == name:
-            module = importlib.import_module(f"foretell.cli.{command}")
+            module = _module(command)
             module.add_arguments(sub)
             words = module.prepare(sub, words) if hasattr(module, "prepare") else words
     if not words:
@@ -90,8 +91,11 @@ def _dispatch(words: list[str]) -> int:
         raise UsageError(f"unknown option {unknown[0]}. `{where} --help` lists those there are.")
     if options.command is None:
         parser.error("which command?")
-    module = importlib.import_module(f"foretell.cli.{options.command}")
-    return int(module.execute(options))
+    return int(_module(options.command).execute(options))
+
+
+def _module(command: str) -> ModuleType:
+    return importlib.import_module(f"foretell.cli.{command.replace('-', '_')}")
 
 
 def _say(message: str) -> None:

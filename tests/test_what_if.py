@@ -1,0 +1,100 @@
+"""What a saved trace says of another card or other options is what a run there says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conftest import ZOO, RunForetell
+from foretell.trace import load, save
+
+GRAPH = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+x = torch.randn(64, 1024, device="cuda")
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    warm = [torch.empty(4 << 20, device="cuda") for _ in range(4)]
+    del warm
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, stream=stream):  # takes memory of its own, not what is cached for this stream
+    kept = [torch.zeros(4 << 20, device="cuda") for _ in range(4)]
+graph.replay()
+"""
+
+
+def what_if(trace: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "foretell", "what-if", str(trace), *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def trace(tmp_path: Path, run_foretell: RunForetell) -> Path:
+    target = tmp_path / "unet.trace"
+    run = run_foretell(ZOO / "unet.py", options=["--trace", str(target)], cwd=ZOO)
+    assert run.code == 0, run.tail()
+    return target
+
+
+@pytest.mark.parametrize(
+    "options", ["expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:[1:2,64:4,>:8]"]
+)
+def test_other_options_give_what_a_run_with_them_gives(trace: Path, options: str, run_foretell: RunForetell) -> None:
+    done = what_if(trace, "--alloc-conf", options, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    real = run_foretell(ZOO / "unet.py", environment={"PYTORCH_CUDA_ALLOC_CONF": options}, cwd=ZOO)
+    document = json.loads(done.stdout)
+    assert document["verdict"] == "fits"
+    assert document["peak"]["reserved_bytes"] == real.peak["reserved_bytes"]
+    assert document["peak"]["allocated_bytes"] == real.peak["allocated_bytes"]
+
+
+def test_a_card_that_is_too_small_is_found_to_be_so(trace: Path) -> None:
+    total = 300 << 20
+    words = ("--gpu", f"{total},sm86", "--context", "280MiB", "--json", "-")
+    done = what_if(trace, *words)
+    assert done.returncode == 3, done.stderr
+    document = json.loads(done.stdout)
+    assert document["verdict"] == "oom"
+    assert document["oom"]["requested_bytes"] > 0
+
+
+def test_it_must_be_said_what_is_different(trace: Path) -> None:
+    done = what_if(trace)
+    assert done.returncode == 2
+    assert "--gpu NAME, --alloc-conf OPTIONS" in done.stderr
+
+
+def test_a_trace_that_does_not_come_to_its_own_peaks_is_refused(trace: Path, tmp_path: Path) -> None:
+    whole = load(trace)
+    final = tuple(replace(each, peak_reserved_bytes=each.peak_reserved_bytes + (2 << 20)) for each in whole.final)
+    save(replace(whole, final=final), tmp_path / "other.trace")
+    done = what_if(tmp_path / "other.trace", "--gpu", "rtx-4060")
+    assert done.returncode == 2
+    assert "cannot be played again" in done.stderr
+
+
+def test_cuda_graphs_are_told_rather_than_guessed(tmp_path: Path, run_foretell: RunForetell) -> None:
+    """Their memory is in pools of their own, which the history does not tell."""
+    (tmp_path / "graph.py").write_text(GRAPH)
+    run = run_foretell(tmp_path / "graph.py", options=["--trace", str(tmp_path / "graph.trace")])
+    assert run.code == 0, run.tail()
+    done = what_if(tmp_path / "graph.trace", "--gpu", "rtx-4060")
+    assert done.returncode == 2
+    assert "CUDA graphs" in done.stderr
+
+
+def test_a_run_that_ran_out_of_memory_is_refused(tmp_path: Path, run_foretell: RunForetell) -> None:
+    target = tmp_path / "small.trace"
+    options = ["--context", "280MiB", "--trace", str(target)]
+    run = run_foretell(ZOO / "unet.py", gpu=f"{300 << 20},sm86", options=options, cwd=ZOO)
+    assert run.code == 3, run.tail()
+    done = what_if(target, "--gpu", "rtx-3060")
+    assert done.returncode == 2
+    assert "ran out of memory" in done.stderr
