@@ -18,12 +18,12 @@ import torch
 model = torch.nn.Linear(1024, 1024).cuda()
 x = torch.randn(64, 1024, device="cuda")
 stream = torch.cuda.Stream()
-with torch.cuda.stream(stream):
-    warm = [torch.empty(4 << 20, device="cuda") for _ in range(4)]
-    del warm
 graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph, stream=stream):  # takes memory of its own, not what is cached for this stream
+with torch.cuda.graph(graph, stream=stream):
     kept = [torch.zeros(4 << 20, device="cuda") for _ in range(4)]
+del kept
+with torch.cuda.stream(stream):  # the graph's memory stays the graph's
+    more = [torch.empty(4 << 20, device="cuda") for _ in range(4)]
 graph.replay()
 """
 
