@@ -43,7 +43,7 @@ def trace(tmp_path: Path, run_foretell: RunForetell) -> Path:
 
 
 @pytest.mark.parametrize(
-    "options", ["expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:[1:2,64:4,>:8]"]
+    "options", ["expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:[1:2,64:4,>:8]"]
 )
 def test_other_options_give_what_a_run_with_them_gives(trace: Path, options: str, run_foretell: RunForetell) -> None:
     done = what_if(trace, "--alloc-conf", options, "--json", "-")
