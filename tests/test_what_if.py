@@ -28,17 +28,24 @@ graph.replay()
 """
 
 
+pytestmark = pytest.mark.xdist_group("what-if")
+"""They share one recorded run."""
+
+
 def what_if(trace: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "foretell", "what-if", str(trace), *words], capture_output=True, text=True, check=False
     )
 
 
-@pytest.fixture
-def trace(tmp_path: Path, run_foretell: RunForetell) -> Path:
-    target = tmp_path / "unet.trace"
-    run = run_foretell(ZOO / "unet.py", options=["--trace", str(target)], cwd=ZOO)
-    assert run.code == 0, run.tail()
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("recorded") / "unet.trace"
+    words = ["run", "--gpu", "rtx-3060", "--steps", "all", "--quiet", "--trace", str(target), str(ZOO / "unet.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "foretell", *words], cwd=ZOO, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     return target
 
 
