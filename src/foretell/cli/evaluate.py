@@ -54,9 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from foretell.evaluation import cases, metrics, statistics
+    from foretell.evaluation import cases, metrics, page, statistics
 
     _check(options)
+    statistics.statsmodels_and_pandas()  # what is missing is told before anything runs
+    if options.html:
+        page.plotly_objects()
     chosen = _choose(cases.read(options.folder, _sets(options)), options)
     answers = _answers(chosen, options)
     judged = metrics.judge(chosen, answers)

@@ -36,7 +36,7 @@ def render(
     title: str,
     about: str,
 ) -> str:
-    plotly = _plotly()
+    plotly = plotly_objects()
     drawn = [
         ("Errors by tool", "Each point is a run that did not end out of memory.", _error_boxes(plotly, judged)),
         ("Estimate against measurement", "On the line both are the same.", _estimate_against_truth(plotly, judged)),
@@ -175,7 +175,7 @@ _LAYOUT = {
 }
 
 
-def _plotly() -> Any:
+def plotly_objects() -> Any:
     try:
         import plotly.graph_objects
     except ImportError:

@@ -53,7 +53,7 @@ def anova(judged: Sequence[Judged]) -> list[Factor]:
 
 
 def _anova(name: str, judged: list[Judged]) -> list[Factor]:
-    pandas, api, formula_api = _statsmodels()
+    pandas, api, formula_api = statsmodels_and_pandas()
     frame = pandas.DataFrame([{**each.case.factors, "error": each.error} for each in judged])
     factors = [column for column in frame.columns if column != "error" and frame[column].nunique() > 1]
     num_parameters = sum(1 if column == _NUMERIC else frame[column].nunique() - 1 for column in factors)
@@ -121,7 +121,7 @@ def _sample(groups: list[list[float]], size: int, generator: np.random.Generator
     return [groups[group][generator.integers(len(groups[group]))] for group in chosen]
 
 
-def _statsmodels() -> tuple[Any, Any, Any]:
+def statsmodels_and_pandas() -> tuple[Any, Any, Any]:
     try:
         import pandas
         import statsmodels.api
