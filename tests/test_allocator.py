@@ -27,7 +27,7 @@ from foretell.virtual import environment
 ORACLE = Path(__file__).parent / "allocator_oracle.py"
 NOTHING = LibraryBytes(cublas=0, cudnn=0, nccl=0)
 GPU = gpus.find("1GiB,sm86")
-NUM_EXAMPLES = int(os.environ.get("FORETELL_ALLOCATOR_EXAMPLES", "60"))
+NUM_EXAMPLES = int(os.environ.get("FORETELL_ALLOCATOR_EXAMPLES", "40"))
 """Of each configuration, the same every time; FORETELL_ALLOCATOR_EXAMPLES=300 tries others, more of them."""
 IS_REPEATABLE = "FORETELL_ALLOCATOR_EXAMPLES" not in os.environ
 CONFIGURATIONS = {

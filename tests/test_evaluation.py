@@ -226,7 +226,7 @@ def test_every_set_of_measured_runs_can_be_read() -> None:
         counts[case.set] = counts.get(case.set, 0) + 1
         assert case.measured_bytes > 0
     assert set(counts) >= {"cnn_rtx", "transformer", "mlp_a100", "cnn_a100"}
-    assert min(counts.values()) > 20
+    assert min(counts.values()) >= 10
 
 
 @pytest.mark.skipif(not GROUND_TRUTH.is_dir(), reason=f"no measured runs in {GROUND_TRUTH}")
