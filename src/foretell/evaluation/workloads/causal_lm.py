@@ -61,14 +61,14 @@ def main() -> None:
     optimizer = make_optimizer(options.optimizer, model.parameters())
     for _ in range(options.steps):
         shape = (options.batch_size, options.length)
-        data = {
+        batch = {  # the old one is gone before the new one is moved, as in a loop over a DataLoader
             "input_ids": torch.randint(0, config.vocab_size, shape),
             "attention_mask": torch.ones(shape, dtype=torch.int64),
             "labels": torch.randint(0, config.vocab_size, shape),
         }
         if options.zero_grad == 0:
             optimizer.zero_grad()
-        batch = {name: value.to("cuda") for name, value in data.items()}
+        batch = {name: value.to("cuda") for name, value in batch.items()}
         outputs = model(**batch)
         loss = outputs.loss
         if options.zero_grad == 1:

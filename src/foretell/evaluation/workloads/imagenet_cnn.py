@@ -30,9 +30,9 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model.train()
     for _ in range(options.steps):
-        data = torch.randn(options.batch_size, 3, size, size)
-        targets = torch.randint(0, 1000, (options.batch_size,))
-        inputs, labels = data.cuda(), targets.cuda()
+        inputs = torch.randn(options.batch_size, 3, size, size)
+        labels = torch.randint(0, 1000, (options.batch_size,))
+        inputs, labels = inputs.cuda(), labels.cuda()
         optimizer.zero_grad()
         outputs = model(inputs)
         loss = criterion(outputs, labels)

@@ -74,9 +74,9 @@ def main() -> None:
     criterion = nn.CrossEntropyLoss() if options.output_size > 1 else nn.BCEWithLogitsLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for size in batch_sizes(options.batch_size, has_batch_norm=options.batch_norm):
-        data = torch.randn(size, options.input_size)
-        targets = torch.randint(0, max(2, options.output_size), (size,))
-        inputs, labels = data.cuda(), targets.cuda()
+        inputs = torch.randn(size, options.input_size)
+        labels = torch.randint(0, max(2, options.output_size), (size,))
+        inputs, labels = inputs.cuda(), labels.cuda()
         optimizer.zero_grad()
         outputs = model(inputs)
         if options.output_size == 1:

@@ -21,9 +21,9 @@ def main() -> None:
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
     for _ in range(options.steps):
-        data = torch.randn(options.batch_size, *image)
-        targets = torch.randint(0, num_classes, (options.batch_size,))
-        inputs, labels = data.cuda(), targets.cuda()
+        inputs = torch.randn(options.batch_size, *image)
+        labels = torch.randint(0, num_classes, (options.batch_size,))
+        inputs, labels = inputs.cuda(), labels.cuda()
         optimizer.zero_grad()
         outputs = model(inputs)
         loss = criterion(outputs, labels)

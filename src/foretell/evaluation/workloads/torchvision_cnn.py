@@ -55,12 +55,13 @@ def main() -> None:
     num_classes = FEW_CLASSES if options.model in MODELS else NUM_CLASSES
     model.train()
     for _ in range(options.steps):
-        data = torch.rand(options.batch_size, 3, IMAGE_SIZE, IMAGE_SIZE)
-        targets = torch.randint(0, num_classes, (options.batch_size,))
+        # As in a loop over a DataLoader: the names stand for the new batch before it is moved, and the old one is gone.
+        inputs = torch.rand(options.batch_size, 3, IMAGE_SIZE, IMAGE_SIZE)
+        labels = torch.randint(0, num_classes, (options.batch_size,))
         if options.zero_grad == 0:
             optimizer.zero_grad()
-        inputs = data.to("cuda")
-        labels = targets.to("cuda")
+        inputs = inputs.to("cuda")
+        labels = labels.to("cuda")
         outputs = model(inputs)
         loss = criterion(outputs, labels)
         if options.zero_grad == 1:

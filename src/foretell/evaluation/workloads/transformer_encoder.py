@@ -45,9 +45,9 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model.train()
     for _ in range(options.steps):
-        data = torch.randint(0, options.vocab_size, shape)
-        targets = torch.randint(0, options.num_classes, (options.batch_size,))
-        inputs, labels = data.cuda(), targets.cuda()
+        inputs = torch.randint(0, options.vocab_size, shape)
+        labels = torch.randint(0, options.num_classes, (options.batch_size,))
+        inputs, labels = inputs.cuda(), labels.cuda()
         optimizer.zero_grad()
         outputs = model(inputs)
         loss = criterion(outputs, labels)
