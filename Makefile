@@ -66,7 +66,7 @@ coverage: environment native ## two steps of a thousand models against the CPU; 
 GROUND_TRUTH ?= ../shared/ground_truth
 accuracy: ## estimates against measured runs (GROUND_TRUTH), on the stack they were measured with: docs/accuracy.md
 	$(MAKE) environment native STACK=$(OLDEST)
-	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --rows kept --sample 300 --markdown docs/accuracy.md $(ARGS)
+	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --rows kept --sample 120 --markdown docs/accuracy.md $(ARGS)
 
 native-test: environment ## the native tests, under AddressSanitizer or valgrind
 	$(MAKE) -C tests/native
