@@ -25,7 +25,8 @@ _EPILOG = """FOLDER holds CSV files of measured runs, one a set. Every run is tr
 torch of this environment, and each estimate is compared with what the real card showed. An interrupted evaluation
 goes on where it stopped; answers of another state of the code are not used.
 
-Half of the rows (odd line numbers) were kept back when constants and intervals were fitted: --rows kept.
+The interval of convolutions was searched on rows of even line numbers (--rows fitted); other constants were set
+with all rows in view, so the odd ones (--rows kept) are only partly held out.
 
 examples:
   foretell evaluate ../shared/ground_truth
@@ -215,7 +216,7 @@ def _show(
 
 def _about(options: argparse.Namespace, answers: dict[str, Answer], problems: Sequence[Answer]) -> str:
     versions = sorted({answer.torch for answer in answers.values() if answer.torch})
-    rows = {"all": "all rows", "kept": "rows kept back from fitting", "fitted": "rows used for fitting"}[options.rows]
+    rows = {"all": "all rows", "kept": "odd line numbers", "fitted": "even line numbers"}[options.rows]
     sample = f", at most {options.sample} of each set (seed {options.seed})" if options.sample else ""
     missing = f"; {len(problems)} could not be estimated" if problems else ""
     return f"{len(answers)} measured runs, {rows}{sample}; torch {', '.join(versions)}{missing}."

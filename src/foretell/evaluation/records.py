@@ -37,7 +37,7 @@ class Case:
 
     @property
     def is_kept_back(self) -> bool:
-        """Constants and intervals were fitted without this one."""
+        """The search for the interval of convolutions did not use it; other constants did (docs/accuracy.md)."""
         return int(self.key.rpartition("/")[2]) % 2 == 1
 
     @property
