@@ -26,7 +26,7 @@ def estimate_of(trace: Trace) -> Estimate:
         context_bytes=trace.context_bytes,
         is_context_given=trace.is_context_given,
         libraries=trace.libraries,
-        functions=_library_functions(trace),
+        functions=trace.library_functions(),
         other_bytes=_bytes_not_of_pytorch(trace, counters),
         reserved_bytes=counters.peak_reserved_bytes,
         convolution_bytes=max((x + y + w for _, x, y, w in convolutions), default=0),
@@ -198,10 +198,6 @@ def _counters(trace: Trace) -> DeviceMemory:
     )
 
 
-def _library_functions(trace: Trace) -> set[str]:
-    return {trace.names[name] for name in set(trace.library.name) if name < len(trace.names)}
-
-
 def _convolutions(trace: Trace) -> list[tuple[int, int, int, int]]:
     """Bytes of the workspace, x, y and w, which cuDNN may copy, of every convolution."""
     calls = trace.library
@@ -321,7 +317,7 @@ def _unknown_read_caveats(trace: Trace) -> list[str]:
 def _library_caveats(trace: Trace) -> list[str]:
     """What the virtual GPU had to model of NVIDIA's libraries, because they cannot be asked."""
     caveats = []
-    functions = _library_functions(trace)
+    functions = trace.library_functions()
     if "cudnnBackendExecute (by rule)" in functions:
         caveats.append(
             f"cuDNN {_cudnn(trace.cudnn_version)} did not plan without a GPU (9.8 and newer do): the workspaces of "

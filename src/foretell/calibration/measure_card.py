@@ -35,17 +35,32 @@ BATCH_SIZES = (8, 32)
 
 
 class Nvml:
-    def __init__(self, device: int) -> None:
-        self._library = ctypes.CDLL("libnvidia-ml.so.1")
-        self._library.nvmlInit_v2()
-        self._handle = ctypes.c_void_p()
-        if self._library.nvmlDeviceGetHandleByIndex_v2(device, ctypes.byref(self._handle)):
-            raise SystemExit(f"NVML knows no device {device}")
+    """By UUID: NVML counts the machine's cards in another order than CUDA, and all of them."""
 
-    def used_bytes(self) -> int:
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._check(self._library.nvmlInit_v2())
+        count = ctypes.c_uint()
+        self._check(self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+        self._handles: dict[str, ctypes.c_void_p] = {}
+        for index in range(count.value):
+            handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            self._check(self._library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
+            self._check(self._library.nvmlDeviceGetUUID(handle, uuid, len(uuid)))
+            self._handles[uuid.value.decode()] = handle
+
+    def used_bytes(self) -> dict[str, int]:
+        """Of every card."""
         memory = (ctypes.c_ulonglong * 3)()
-        self._library.nvmlDeviceGetMemoryInfo(self._handle, memory)
-        return int(memory[2])
+        found = {}
+        for uuid, handle in self._handles.items():
+            self._check(self._library.nvmlDeviceGetMemoryInfo(handle, memory))
+            found[uuid] = int(memory[2])
+        return found
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise SystemExit(f"NVML failed with status {status}")
 
     def driver_version(self) -> str:
         text = ctypes.create_string_buffer(96)
@@ -55,14 +70,17 @@ class Nvml:
 
 def main() -> None:
     device, target = int(sys.argv[1]), sys.argv[2]
-    nvml = Nvml(device)
+    nvml = Nvml()
     before = nvml.used_bytes()
     torch.cuda.set_device(device)
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    if uuid not in before:
+        raise SystemExit(f"NVML knows {sorted(before)}, but not CUDA's device {device}, {uuid}")
     kept = torch.zeros(1, device="cuda")
 
     def beside_pytorch() -> int:
         torch.cuda.synchronize()
-        return nvml.used_bytes() - before - int(torch.cuda.memory_reserved())
+        return nvml.used_bytes()[uuid] - before[uuid] - int(torch.cuda.memory_reserved())
 
     context = beside_pytorch()
     multiply()

@@ -73,7 +73,8 @@ class WarmProcess:
     def _start(self, python: str, environment: dict[str, str]) -> subprocess.Popen[str]:
         """In the environment of its first run, but for what only a fork may read."""
         without_run = {**environment, "FORETELL_LOG": str(self._directory / "server")}
-        del without_run["FORETELL_CAPTURE"], without_run["FORETELL_DEVICE"]
+        for name in ("FORETELL_CAPTURE", "FORETELL_DEVICE", "FORETELL_WORKSPACES"):
+            without_run.pop(name, None)
         with open(self._directory / "log", "a") as log:
             process = subprocess.Popen(
                 [python, str(_SERVER), *self._modules],

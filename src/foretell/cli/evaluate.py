@@ -110,8 +110,8 @@ def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, An
     from foretell.capture.command import find_torch, refuse_torch
     from foretell.evaluation.runner import Pool, state_of_code
 
-    refuse_torch(find_torch(sys.executable), sys.executable)
     installed = find_torch(sys.executable)
+    refuse_torch(installed, sys.executable)
     state = f"{state_of_code()}-{installed.version if installed else ''}"
     path = options.answers or _cache() / f"{options.engine}.jsonl"
     known = {answer.key: answer for answer in _read_answers(path) if answer.state == state}

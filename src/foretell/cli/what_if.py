@@ -41,7 +41,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell import gpus
     from foretell.allocator import CachingAllocator, Device, play_again
     from foretell.cli.show import OUT_OF_MEMORY
-    from foretell.overhead import library_bytes
+    from foretell.overhead import library_bytes, loaded_libraries
     from foretell.trace import AllocatorSettings, load
     from foretell.units import parse_bytes
     from foretell.verdict import estimate_of
@@ -56,8 +56,8 @@ def execute(options: argparse.Namespace) -> int:
         parse_bytes(options.context) if options.context else gpu.context_bytes if options.gpu else trace.context_bytes
     )
     libraries = library_bytes(gpu) if options.gpu else trace.libraries
-    constants = {"cuBLAS": libraries.cublas, "cuDNN": libraries.cudnn, "NCCL": libraries.nccl}
-    beside = context + sum(constants[name] for name in recorded.library_names) + parse_bytes(options.used_by_others)
+    _, loaded = loaded_libraries(libraries, trace.library_functions())
+    beside = context + loaded + parse_bytes(options.used_by_others)
     settings = trace.allocator
     if options.alloc_conf is not None:
         settings = AllocatorSettings.parse(options.alloc_conf, trace.torch_version)

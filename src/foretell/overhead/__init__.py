@@ -11,7 +11,7 @@ from foretell.overhead.libraries import library_bytes
 from foretell.records import LibraryBytes
 from foretell.units import MIB
 
-__all__ = ["Overhead", "library_bytes", "overhead"]
+__all__ = ["Overhead", "library_bytes", "loaded_libraries", "overhead"]
 
 # The context is a guess (gpus.toml), and what was measured is far above it: 1,429 MiB in one A100 campaign and about
 # 480 in the next, against a guess of 426; 1,343 MiB for an empty process on a V100 against 310. The upper end is set so
@@ -47,12 +47,7 @@ def overhead(
 ) -> Overhead:
     """`functions`: those of NVIDIA's libraries it called; `other_bytes`: taken from the driver, but not by PyTorch;
     `convolution_bytes`: x, y and w of the largest convolution, 0 without any; `has_workspaces`: one took some."""
-    called = {function.lower() for function in functions}
-    constants = {"cuBLAS": libraries.cublas, "cuDNN": libraries.cudnn, "NCCL": libraries.nccl}
-    used = tuple(name for name in constants if any(function.startswith(name.lower()) for function in called))
-    loaded = sum(constants[name] for name in used)
-    if any(function.startswith(_BATCH_NORM) for function in called):
-        loaded += libraries.cudnn_batch_norm
+    used, loaded = loaded_libraries(libraries, functions)
     spreads = PLAIN if not convolution_bytes else CONVOLUTIONS if has_workspaces else WITHOUT_WORKSPACES
     below, above, far_above = (
         spread.bytes_for(reserved_bytes, convolution_bytes) for spread in (spreads.low, spreads.high, spreads.request)
@@ -68,3 +63,14 @@ def overhead(
         high_bytes=context_high + beside + above,
         request_bytes=context_high + beside + far_above,
     )
+
+
+def loaded_libraries(libraries: LibraryBytes, functions: Iterable[str]) -> tuple[tuple[str, ...], int]:
+    """The names of those whose functions were called, and what they take together."""
+    called = {function.lower() for function in functions}
+    constants = {"cuBLAS": libraries.cublas, "cuDNN": libraries.cudnn, "NCCL": libraries.nccl}
+    used = tuple(name for name in constants if any(function.startswith(name.lower()) for function in called))
+    loaded = sum(constants[name] for name in used)
+    if any(function.startswith(_BATCH_NORM) for function in called):
+        loaded += libraries.cudnn_batch_norm
+    return used, loaded

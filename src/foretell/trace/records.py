@@ -270,3 +270,7 @@ class Trace:
     library: LibraryCalls
     used_by_others_bytes: int = 0
     """Of the card, by whoever else is on it."""
+
+    def library_functions(self) -> set[str]:
+        """The functions of NVIDIA's libraries that were called."""
+        return {self.names[number] for number in set(self.library.name) if number < len(self.names)}
