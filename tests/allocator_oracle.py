@@ -19,25 +19,30 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     fraction = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
+    num_pools = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     torch.cuda.init()
     if fraction:
         torch.cuda.set_per_process_memory_fraction(fraction)
     streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(NUM_STREAMS - 1))]
     for line in sys.stdin:
-        answer = run(json.loads(line), streams)
+        answer = run(json.loads(line), streams, num_pools)
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def run(requests: list[list], streams: list[torch.cuda.Stream]) -> dict:
+def run(requests: list[list], streams: list[torch.cuda.Stream], num_pools: int) -> dict:
     before = torch.cuda.memory_stats()
     torch.cuda.reset_peak_memory_stats()
     held: dict[int, torch.Tensor] = {}
+    pools = [torch.cuda.MemPool() for _ in range(num_pools)]
     levels = []
     for kind, *values in requests:
         torch.cuda._sleep(1)  # a kernel, without memory
         if kind == "malloc":
-            name, size, stream = values
-            with torch.cuda.stream(streams[stream]), contextlib.suppress(torch.OutOfMemoryError):
+            name, size, stream, pool = values
+            private = (
+                torch.cuda.use_mem_pool(pools[pool]) if num_pools and pool is not None else contextlib.nullcontext()
+            )
+            with torch.cuda.stream(streams[stream]), private, contextlib.suppress(torch.OutOfMemoryError):
                 held[name] = torch.empty(size, dtype=torch.uint8, device="cuda")
         elif kind == "free":
             held.pop(values[0], None)
@@ -67,6 +72,7 @@ def run(requests: list[list], streams: list[torch.cuda.Stream]) -> dict:
         "segments": sorted(segments),
     }
     held.clear()
+    pools.clear()
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from foretell import gpus
@@ -37,6 +37,8 @@ CONFIGURATIONS = {
     "fraction": ("", 0.5),
     "garbage": ("garbage_collection_threshold:0.6", 0.7),
     "expandable": ("expandable_segments:True", 0.0),
+    "private": ("", 0.0),
+    "private, expandable": ("expandable_segments:True", 0.0),
     "all": ("max_split_size_mb:64,roundup_power2_divisions:4,garbage_collection_threshold:0.5", 0.8),
 }
 
@@ -51,6 +53,14 @@ sizes = st.one_of(
 )
 
 
+TWO_EQUAL_SEGMENTS: list[list[Any]] = [
+    ["malloc", 0, MIB + 1, 0, None], ["free", 0], ["malloc", 1, 512, 0, None], ["empty_cache"],
+    ["malloc", 2, MIB, 0, None], ["malloc", 3, MIB - 512, 0, None], ["malloc", 4, MIB, 0, None],
+    ["free", 1], ["free", 2], ["free", 3], ["free", 4], ["malloc", 5, 512, 0, None],
+]  # fmt: skip
+"""The newer one at the lower address, where a segment was given back before."""
+
+
 @st.composite
 def sequences(draw: st.DrawFn) -> list[list[Any]]:
     requests: list[list[Any]] = []
@@ -58,7 +68,8 @@ def sequences(draw: st.DrawFn) -> list[list[Any]]:
     for name in range(draw(st.integers(1, 60))):
         kind = draw(st.sampled_from(["malloc"] * 6 + ["free"] * 5 + ["record", "synchronize", "empty_cache"]))
         if kind == "malloc" or (kind in ("free", "record") and not held):
-            requests.append(["malloc", name, draw(sizes), draw(st.sampled_from([0, 0, 0, 1, 2]))])
+            pool = draw(st.sampled_from([None, None, 0, 1]))
+            requests.append(["malloc", name, draw(sizes), draw(st.sampled_from([0, 0, 0, 1, 2])), pool])
             held.append(name)
         elif kind == "free":
             requests.append(["free", held.pop(draw(st.integers(0, len(held) - 1)))])
@@ -74,6 +85,7 @@ class Oracle:
     process: subprocess.Popen[str]
     options: str
     fraction: float
+    num_pools: int
 
     def answer(self, requests: list[list[Any]]) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -88,15 +100,16 @@ class Oracle:
 @pytest.fixture(scope="module", params=CONFIGURATIONS, ids=list(CONFIGURATIONS))
 def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
     options, fraction = CONFIGURATIONS[request.param]
+    num_pools = 2 if request.param.startswith("private") else 0
     folder = tmp_path_factory.mktemp("oracle")
     variables = environment(GPU, context_bytes=0, libraries=NOTHING, log_prefix=str(folder / "native"))
     variables["FORETELL_LOG"] = ""
     process = subprocess.Popen(
-        [sys.executable, str(ORACLE), str(fraction)],
+        [sys.executable, str(ORACLE), str(fraction), str(num_pools)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, **variables, "PYTORCH_CUDA_ALLOC_CONF": options},
     )  # fmt: skip
-    yield Oracle(process, options, fraction)
+    yield Oracle(process, options, fraction, num_pools)
     process.kill()
     process.wait()
 
@@ -104,7 +117,8 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 class Simulation:
     """Like the oracle, one allocator for all sequences: expandable segments leave reserved addresses behind."""
 
-    def __init__(self, options: str, fraction: float) -> None:
+    def __init__(self, options: str, fraction: float, num_pools: int) -> None:
+        self.num_pools = num_pools
         limit = int(fraction * GPU.total_bytes) if fraction else None
         settings = AllocatorSettings.parse(options, version("torch"))
         self.allocator = CachingAllocator(Device(GPU.total_bytes), settings, limit_bytes=limit)
@@ -118,8 +132,9 @@ class Simulation:
         for kind, *values in requests:
             allocator.launch()
             if kind == "malloc":
+                pool = values[3] if self.num_pools else None
                 with contextlib.suppress(OutOfMemoryError):
-                    held[values[0]] = allocator.malloc(values[1], values[2])
+                    held[values[0]] = allocator.malloc(values[1], values[2], pool)
             elif kind == "free":
                 if values[0] in held:
                     allocator.free(held.pop(values[0]))
@@ -143,6 +158,8 @@ class Simulation:
         }
         for block in held.values():
             allocator.free(block)
+        for pool in range(self.num_pools):
+            allocator.release_pool(pool)
         allocator.empty_cache()
         assert allocator.reserved_bytes == 0
         return answer
@@ -155,7 +172,7 @@ def from_the_first(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_it_is_pytorchs_own(oracle: Oracle) -> None:
-    simulation = Simulation(oracle.options, oracle.fraction)
+    simulation = Simulation(oracle.options, oracle.fraction, oracle.num_pools)
 
     @settings(
         max_examples=NUM_EXAMPLES,
@@ -165,6 +182,7 @@ def test_it_is_pytorchs_own(oracle: Oracle) -> None:
         database=None,
     )
     @given(sequences())
+    @example(TWO_EQUAL_SEGMENTS)
     def check(requests: list[list[Any]]) -> None:
         real, ours = oracle.answer(requests), simulation.answer(requests)
         for request, here, there in zip(requests, ours["levels"], real["levels"], strict=True):

@@ -6,17 +6,21 @@ from bisect import bisect_left, insort
 
 ADDRESS_BITS = 48
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
-"""A free block is kept as size << 48 | address: integers sort as the real pool does, by size and then by address."""
+_AGE_BITS = 32
+SIZE_SHIFT = ADDRESS_BITS + _AGE_BITS
+"""A free block is kept as one integer: they sort as the real pool does, by size, age of the segment and address."""
 
 
 class Block:
     __slots__ = (
-        "address", "expandable", "gc_base", "is_allocated", "is_mapped", "next", "num_events", "pool", "prev",
+        "address", "age", "expandable", "gc_base", "is_allocated", "is_mapped", "next", "num_events", "pool", "prev",
         "requested", "size", "stream", "stream_uses",
     )  # fmt: skip
 
-    def __init__(self, address: int, size: int, stream: int, pool: Pool) -> None:
+    def __init__(self, address: int, size: int, stream: int, pool: Pool, age: int = 0) -> None:
         self.address = address
+        self.age = age
+        """Counts up with each segment; always 0 for a torch that does not look at it."""
         self.size = size
         self.stream = stream
         self.pool = pool
@@ -75,11 +79,11 @@ class Pool:
         keys = self.free.get(block.stream)
         if keys is None:
             keys = self.free[block.stream] = []
-        insort(keys, block.size << ADDRESS_BITS | block.address)
+        insort(keys, _key(block))
 
     def remove(self, block: Block) -> None:
         keys = self.free[block.stream]
-        del keys[bisect_left(keys, block.size << ADDRESS_BITS | block.address)]
+        del keys[bisect_left(keys, _key(block))]
         del self.blocks[block.address]
 
     def insert_unmapped(self, block: Block) -> None:
@@ -92,8 +96,12 @@ class Pool:
         del self.blocks[block.address]
 
     def in_order(self) -> list[Block]:
-        """All that are free, by stream, size and address."""
+        """All that are free, by stream, size, age and address."""
         return [self.blocks[key & ADDRESS_MASK] for stream in sorted(self.free) for key in self.free[stream]]
+
+
+def _key(block: Block) -> int:
+    return block.size << SIZE_SHIFT | block.age << ADDRESS_BITS | block.address
 
 
 class PrivatePool:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from foretell.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, Block, ExpandableSegment, Pool, PrivatePool
+from foretell.allocator.blocks import ADDRESS_MASK, SIZE_SHIFT, Block, ExpandableSegment, Pool, PrivatePool
 from foretell.allocator.device import Device
 from foretell.trace import AllocatorSettings
 from foretell.units import MIB
@@ -63,6 +63,7 @@ class CachingAllocator:
         self._events: dict[int, deque[tuple[Block, int]]] = {}
         """Of each stream: blocks whose use there was recorded when they were freed, and after how many launches."""
         self._num_launches = self._num_over = 0
+        self._num_segments = 0
         self._segment_starts: dict[int, Block] = {}
         """The first block of each, by address."""
         self._expandable: list[ExpandableSegment] = []
@@ -73,7 +74,7 @@ class CachingAllocator:
 
     def malloc(self, size: int, stream: int = 0, pool: object = None) -> Block:
         """Raises `OutOfMemoryError` where PyTorch would. `pool`: the private one that captures this stream."""
-        if self._events:
+        if self._events and (pool is None or not self.settings.is_private_like_capture):
             self._process_events()
         if self._is_plain_rounding:
             rounded = (size + 511) & -512 if size > MIN_BLOCK else MIN_BLOCK
@@ -184,7 +185,7 @@ class CachingAllocator:
         keys = pool.free.get(stream)
         if not keys:
             return None
-        index = bisect_left(keys, size << ADDRESS_BITS)
+        index = bisect_left(keys, size << SIZE_SHIFT)
         if index == len(keys):
             return None
         settings = self.settings
@@ -222,7 +223,7 @@ class CachingAllocator:
         return size < self.settings.max_split_bytes and remaining > SMALL_SIZE
 
     def _split(self, block: Block, size: int, remaining: int) -> None:
-        rest = Block(block.address + size, remaining, block.stream, block.pool)
+        rest = Block(block.address + size, remaining, block.stream, block.pool, block.age)
         rest.expandable = block.expandable
         rest.prev, rest.next = block, block.next
         if rest.next is not None:
@@ -281,7 +282,7 @@ class CachingAllocator:
         block = self._grow(pool, size, stream)
         if block is None and self._release_oversize(pool, size, stream):
             block = self._grow(pool, size, stream)
-        if block is None:
+        if block is None and (pool.private is None or not self.settings.is_private_like_capture):
             self._release_cached()
             self.num_retries += 1
             block = self._grow(pool, size, stream)
@@ -306,12 +307,16 @@ class CachingAllocator:
         address = self.device.malloc(segment)
         if address is None:
             return None
-        block = Block(address, segment, stream, pool)
+        block = Block(address, segment, stream, pool, self._next_age())
         self._segment_starts[address] = block
         if pool.private is not None:
             pool.private.num_segments += 1
         self._add_reserved(segment)
         return block
+
+    def _next_age(self) -> int:
+        self._num_segments += self.settings.prefers_older_segments
+        return self._num_segments
 
     def _add_reserved(self, size: int) -> None:
         self.reserved_bytes += size
@@ -350,7 +355,7 @@ class CachingAllocator:
         length = -(-(total + total // 8) // page) * page
         segment = ExpandableSegment(self.device.reserve(length), length, page)
         self._expandable.append(segment)
-        block = Block(segment.address, length, stream, pool)
+        block = Block(segment.address, length, stream, pool, self._next_age())
         block.is_mapped = False
         block.expandable = segment
         self._segment_starts[segment.address] = block
@@ -374,7 +379,7 @@ class CachingAllocator:
         pool.remove_unmapped(block)
         block.is_mapped = True
         if mapped < block.size:
-            rest = Block(block.address + mapped, block.size - mapped, block.stream, pool)
+            rest = Block(block.address + mapped, block.size - mapped, block.stream, pool, block.age)
             rest.is_mapped = False
             rest.expandable = segment
             rest.prev, rest.next = block, block.next
@@ -403,7 +408,7 @@ class CachingAllocator:
             self.device.discharge(segment.page)
         start, end = segment.address + first * segment.page, segment.address + last * segment.page
         if start > block.address:
-            before = Block(block.address, start - block.address, block.stream, pool)
+            before = Block(block.address, start - block.address, block.stream, pool, block.age)
             before.expandable = segment
             before.prev, before.next = block.prev, block
             if before.prev is not None:
@@ -413,7 +418,7 @@ class CachingAllocator:
             block.prev = before
             pool.insert(before)
         if end < block.address + block.size:
-            after = Block(end, block.address + block.size - end, block.stream, pool)
+            after = Block(end, block.address + block.size - end, block.stream, pool, block.age)
             after.expandable = segment
             after.prev, after.next = block, block.next
             if after.next is not None:
@@ -473,7 +478,7 @@ class CachingAllocator:
             return False
         wanted = max(size, most)
         keys = pool.free.get(stream, [])
-        index = bisect_left(keys, wanted << ADDRESS_BITS)
+        index = bisect_left(keys, wanted << SIZE_SHIFT)
         if index < len(keys):
             self._release(pool.blocks[keys[index] & ADDRESS_MASK])
             return True
