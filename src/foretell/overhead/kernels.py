@@ -1,0 +1,132 @@
+"""What CUDA's kernels and cuBLAS take beside their results, from shapes alone: for estimates that run no CUDA code, a
+recording (foretell.cpu) or a device in Python (capture/inside/fake_cuda). Standard library only."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+# --- products of matrices ---------------------------------------------------------------------------------------------
+
+EAGER_WORKSPACES = (2, 15)
+"""From then on cuBLAS gets its workspace for each call; before (seen: 2.6, 2.12, 2.14) each thread kept one."""
+SHARED_WORKSPACES = (2, 7)
+"""From then until 2.14 (seen: 2.12, 2.14) cuBLASLt works in cuBLAS's workspace; where it began is a guess."""
+CUBLASLT_BYTES = 1 * _MIB
+
+
+def cublas_workspace(capability: tuple[int, int], torch_version: tuple[int, ...]) -> int:
+    """at::cuda::getChosenWorkspaceSize; newer versions (seen: 2.15) give newer cards as much as the H100."""
+    given = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if given:
+        return sum(int(kib) * _KIB * int(count) for kib, count in given)
+    is_large = capability >= (9, 0) if torch_version >= SHARED_WORKSPACES else capability == (9, 0)
+    return 32 * _MIB if is_large else 2 * 4096 * _KIB + 8 * 16 * _KIB
+
+
+# --- norms and attention ----------------------------------------------------------------------------------------------
+
+
+def layer_norm_parts(rows: int, width: int, num_sms: int) -> int:
+    """layer_norm_kernel.cu: in how many parts the gradients of weight and bias are summed where short rows are many;
+    0: at once."""
+    if rows <= 65536 or width // 32 >= num_sms // 2:
+        return 0
+    return min(32768 // -(-width // 32), -(-rows // 32))
+
+
+def flash_sums(length: int, width: int) -> tuple[int, int]:
+    """mha_bwd of flash-attention: rows and columns of its sums in single precision."""
+    return _up(length, 128), _up(width, 32) if width <= 192 else 256
+
+
+def efficient_workspace(is_half: bool, heads: int, length: int, width: int, value_width: int) -> int:
+    """attention_backward.cu, in bytes; `heads` of all samples."""
+    wide = max(width, value_width) > 64
+    rows, columns = (128, 128) if is_half and wide else (128, 64) if wide else (64, 64)
+    sums = -(-length // rows) * -(-width // columns) * (16 + rows * columns * 4)
+    return heads * _up(sums, 16)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+# --- reductions -------------------------------------------------------------------------------------------------------
+
+_MAX_THREADS = 512
+_WARP = 32
+_MIN_VALUES, _MAX_VALUES = 16, 256
+"""Of one thread."""
+_VECTOR = 4
+
+
+def reduction_buffer(
+    size: Any, stride: Any, dims: Any, element: int, num_sms: int, threads_per_sm: int
+) -> tuple[int, int] | None:
+    """Reduce.cuh, setReduceConfig: where few results are made of many numbers, blocks of threads share a result. What
+    they write into, and their semaphores; None: every result is made by one block."""
+    rank = len(size)
+    wanted = [dims] if isinstance(dims, int) else dims
+    reduced = {dim % rank for dim in wanted} if wanted else set(range(rank))
+    inner, outer = (
+        _merged(sorted((stride[n], size[n]) for n in range(rank) if size[n] > 1 and (n in reduced) == is_reduced))
+        for is_reduced in (True, False)
+    )
+    inputs, outputs = 1, 1
+    for _, extent in inner:
+        inputs *= extent
+    for _, extent in outer:
+        outputs *= extent
+    is_along_rows = not outer or (bool(inner) and inner[0][0] < outer[0][0])
+    fastest, slowest = (inputs, outputs) if is_along_rows else (outputs, inputs)
+    first_stride = (inner[0][0] if inner else 1) if is_along_rows else outer[0][0]
+    vector = 1
+    if first_stride == 1:
+        if is_along_rows:
+            if fastest > 128 and len(inner) == 1:
+                fastest //= _VECTOR
+        else:
+            vector = _VECTOR
+            for number in (outer[0][1], *(step for step, _ in (*inner, *outer[1:]))):
+                while number % vector:
+                    vector //= 2
+            fastest //= vector
+    most = _MAX_THREADS // vector
+    wide, high = (min(_power_of_two(max(each, 1)), most) for each in (fastest, slowest))
+    height = min(high, most // min(wide, _WARP))
+    width = min(wide, most // height)
+    shared = width if is_along_rows else 1
+    spread = 1 if is_along_rows else width
+    values = -(-inputs // shared)
+    is_split = values >= min(height * _MIN_VALUES, _MAX_VALUES)
+    if not is_split:
+        return None
+    values = -(-inputs // (shared * height))
+    grid = -(-(outputs // vector) // spread)
+    target = num_sms * (threads_per_sm // (width * height))
+    if values < _MAX_VALUES or grid > target:
+        return None
+    shares = max(min(-(-target // grid), -(-values // _MIN_VALUES)), -(-values // _MAX_VALUES))
+    if shares <= 1:
+        return None
+    per_share = 1 if is_along_rows else width * vector
+    return element * outputs * shares * per_share, 4 * grid
+
+
+def _merged(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(stride, extent), the smallest stride first; what lies behind each other is one dimension."""
+    merged: list[tuple[int, int]] = []
+    for stride, extent in dims:
+        if merged and merged[-1][0] * merged[-1][1] == stride:
+            merged[-1] = (merged[-1][0], merged[-1][1] * extent)
+        else:
+            merged.append((stride, extent))
+    return merged
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << number.bit_length() - 1
