@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,14 @@ def library_paths() -> LibraryPaths:
     return paths
 
 
+def are_libraries_there() -> bool:
+    try:
+        library_paths()
+    except UnsupportedError:
+        return False
+    return sys.platform == "linux"
+
+
 def environment(
     gpu: Gpu,
     *,
@@ -43,12 +52,13 @@ def environment(
     log_prefix: str,
     num_devices: int = 1,
     events: Events = "late",
+    is_preloaded: bool = True,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The variables to add to a child's environment; `base` is what it would have otherwise (default: ours)."""
+    """The variables to add to a child's environment; `base` is what it would have otherwise (default: ours). Without
+    `is_preloaded` the card is only described, for the CPU engine."""
     assert not set(";=") & set(gpu.device_name), gpu.device_name
     base = os.environ if base is None else base
-    paths = library_paths()
     major, minor = gpu.compute_capability
     device = {
         "name": gpu.device_name,
@@ -75,14 +85,17 @@ def environment(
         "batch_norm_library": libraries.cudnn_batch_norm,
         "events": events,
     }
-    # Ours come first: what else is preloaded (jemalloc, a profiler) must not resolve CUDA's names before us.
-    ours = [_preloadable(path, Path(log_prefix).parent) for path in (paths.cuda, paths.nvml)]
-    preload = [*map(str, ours), *filter(None, [base.get("LD_PRELOAD")])]
-    return {
-        "LD_PRELOAD": ":".join(preload),
+    described = {
         "FORETELL_DEVICE": ";".join(f"{key}={value}" for key, value in device.items()),
         "FORETELL_LOG": log_prefix,
     }
+    if not is_preloaded:
+        return described
+    paths = library_paths()
+    # Ours come first: what else is preloaded (jemalloc, a profiler) must not resolve CUDA's names before us.
+    ours = [_preloadable(path, Path(log_prefix).parent) for path in (paths.cuda, paths.nvml)]
+    preload = [*map(str, ours), *filter(None, [base.get("LD_PRELOAD")])]
+    return {"LD_PRELOAD": ":".join(preload), **described}
 
 
 def _preloadable(path: Path, folder: Path) -> Path:

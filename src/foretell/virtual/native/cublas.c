@@ -14,7 +14,7 @@ EXPORT int cublasCreate_v2(void **handle) {
 EXPORT int cublasDestroy_v2(void *handle) { free(handle); return 0; }
 EXPORT int cublasSetStream_v2(Handle *handle, void *stream) { handle->stream = stream; return 0; }
 EXPORT int cublasGetStream_v2(Handle *handle, void **stream) { *stream = handle->stream; return 0; }
-EXPORT int cublasSetWorkspace_v2(void *handle UNUSED, void *workspace UNUSED, size_t bytes UNUSED) { return 0; }
+EXPORT int cublasSetWorkspace_v2(void *handle UNUSED, void *workspace, size_t bytes) { workspace_given(workspace, (int64_t)bytes); return 0; }
 EXPORT int cublasSetMathMode(Handle *handle, int mode) { handle->math_mode = mode; return 0; }
 EXPORT int cublasGetMathMode(Handle *handle, int *mode) { *mode = handle->math_mode; return 0; }
 EXPORT int cublasSetPointerMode_v2(Handle *handle, int mode) { handle->pointer_mode = mode; return 0; }
@@ -88,7 +88,13 @@ EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle UNUSED, void *operation U
 }
 EXPORT int cublasLtMatmulAlgoCheck(void *handle UNUSED, void *operation UNUSED, void *a UNUSED, void *b UNUSED, void *c UNUSED, void *d UNUSED,
                                    const void *algorithm UNUSED, Heuristic *result) { *result = (Heuristic){.waves = 1.0f}; return 0; }
-EXPORT int cublasLtMatmul(void) { library_call("cublasLtMatmul", 0, 0, 0, 0, 0); return 0; }
+EXPORT int cublasLtMatmul(void *handle UNUSED, void *operation UNUSED, const void *alpha UNUSED, const void *a UNUSED, void *a_layout UNUSED,
+                          const void *b UNUSED, void *b_layout UNUSED, const void *beta UNUSED, const void *c UNUSED, void *c_layout UNUSED,
+                          void *d UNUSED, void *d_layout UNUSED, const void *algorithm UNUSED, void *workspace, size_t bytes) {
+    workspace_given(workspace, (int64_t)bytes);
+    library_call("cublasLtMatmul", 0, 0, 0, 0, 0);
+    return 0;
+}
 
 EXPORT const char *cublasGetStatusName(int status) { return status == 0 ? "CUBLAS_STATUS_SUCCESS" : status == 15 ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_ERROR"; }
 EXPORT const char *cublasGetStatusString(int status) { return status == 0 ? "success" : "the functionality requested is not supported"; }

@@ -13,14 +13,14 @@
 #include "device.h"
 
 enum { NOT_INITIALIZED = 1001, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 }; /* cudnnStatus_t of cuDNN 9 */
-enum { TYPE_HANDLE = 0, TYPE_DATA_TYPE = 1, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 16 };
+enum { TYPE_HANDLE = 0, TYPE_DATA_TYPE = 1, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
 enum { /* descriptor types */
     ENGINE = 2, ENGINE_CONFIG = 3, HEURISTICS = 4, PLAN = 5, DEVICE_PROPERTIES = 38,
 };
 enum { /* attributes */
     HEURISTICS_GRAPH = 201, HEURISTICS_RESULTS = 202, HEURISTICS_DEVICE = 204, CONFIG_ENGINE = 300, PLAN_CONFIG = 401,
     PLAN_WORKSPACE = 402, PLAN_DEVICE = 407, GRAPH_OPERATIONS = 801, GRAPH_NUM_ENGINES = 802, TENSOR_TYPE = 901, TENSOR_DIMENSIONS = 902,
-    ENGINE_GRAPH = 1300, ENGINE_INDEX = 1301, ENGINE_DEVICE = 1307, DEVICE_JSON = 2702,
+    PACK_WORKSPACE = 1003, ENGINE_GRAPH = 1300, ENGINE_INDEX = 1301, ENGINE_DEVICE = 1307, DEVICE_JSON = 2702,
 };
 
 /* ---- handles ------------------------------------------------------------------------------------------------------------ */
@@ -41,7 +41,7 @@ EXPORT int cudnnGetStream(Handle *handle, void **stream) { *stream = handle->str
 
 /* The operation is copied from descriptor to descriptor, graph, heuristics, configuration and plan, since callers destroy one once
  * the next has been made from it. */
-typedef struct { int type, choice; Shape shape; Operation operation; void *real; } Descriptor;
+typedef struct { int type, choice; Shape shape; Operation operation; void *real, *workspace; } Descriptor;
 
 static struct {
     int (*create)(int, void **), (*destroy)(void *), (*finalize)(void *), (*set)(void *, int, int, int64_t, const void *),
@@ -53,7 +53,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* Inside the real library its own calls to these functions may come back to us; they are passed straight on. */
 static __thread bool is_inside;
 
-/* The keys are those of cuDNN's own JSON form of a device. */
+/* The keys are those of cuDNN's own JSON form of a device: it wants all it knows, the width of the bus from 9.27 on, and leaves others
+ * alone. */
 static int describe_card(char *json, size_t room) {
     const Card *c = card();
     return snprintf(json, room,
@@ -62,11 +63,11 @@ static int describe_card(char *json, size_t room) {
         "\"maxSharedMemoryPerBlockOptin\":%lld,\"reservedSharedMemoryPerBlock\":%d,\"oversizedSharedMemoryPerBlock\":0,"
         "\"maxRegistersPerSM\":%lld,\"maxCtasPerSM\":%lld,\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":%lld,\"pciDeviceId\":%lld,"
         "\"isTccDriver\":0,\"supportCoopLaunch\":1,\"totalGlobalMem\":%lld,\"smClockRateKHz\":%lld,\"memClockRateKHz\":%lld,"
-        "\"l2CacheSize\":%lld,\"deviceName\":\"%s\"}",
+        "\"memoryBusWidth\":%lld,\"l2CacheSize\":%lld,\"deviceName\":\"%s\"}",
         (long long)(100 * c->major + 10 * c->minor), runtime_version(), (long long)c->sms, (long long)c->shared_per_block,
         (long long)c->shared_per_block_optin, c->major >= 8 ? 1024 : 0, (long long)c->registers_per_sm, (long long)c->blocks_per_sm,
         (long long)c->threads_per_sm, (long long)c->pci_device_id, (long long)c->total, (long long)c->clock_khz,
-        (long long)c->memory_clock_khz, (long long)c->l2, c->name);
+        (long long)c->memory_clock_khz, (long long)c->bus_bits, (long long)c->l2, c->name);
 }
 
 static void find_real(void) {
@@ -121,6 +122,7 @@ static void remember(Descriptor *d, int attribute, int64_t count, const void *va
         memcpy(d->shape.dimensions, values, sizeof(int64_t) * (size_t)d->shape.num_dimensions);
         break;
     case ENGINE_INDEX: d->choice = (int)*(const int64_t *)values; break;
+    case PACK_WORKSPACE: d->workspace = *(void *const *)values; break;
     case 703: case 709: case 715: d->operation.w = (*(Descriptor *const *)values)->shape; break;
     case 704: case 710: case 716: d->operation.x = (*(Descriptor *const *)values)->shape; break;
     case 705: case 711: case 717: d->operation.y = (*(Descriptor *const *)values)->shape; d->operation.type = d->type; break;
@@ -197,12 +199,13 @@ EXPORT int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, i
 }
 
 /* Logged: workspace, descriptor type of the operation, bytes of x, y and w; the name tells the reader where the workspace came from. */
-EXPORT int cudnnBackendExecute(void *handle UNUSED, void *plan, void *pack UNUSED) {
+EXPORT int cudnnBackendExecute(void *handle UNUSED, void *plan, void *pack) {
     const Operation *o = &((Descriptor *)plan)->operation;
     const Shape *shapes[3] = {&o->x, &o->y, &o->w};
     int64_t workspace = 0, sizes[3];
     for (int i = 0; i < 3; i++) sizes[i] = elements(shapes[i], false) * element_bytes(shapes[i]->data_type);
     if (is_logging() && cudnnBackendGetAttribute(plan, PLAN_WORKSPACE, TYPE_INT64, 1, NULL, &workspace)) workspace = 0;
+    workspace_given(((Descriptor *)pack)->workspace, workspace);
     library_call(planner() ? "cudnnBackendExecute" : "cudnnBackendExecute (by rule)", workspace, o->type, sizes[0], sizes[1], sizes[2]);
     return 0;
 }

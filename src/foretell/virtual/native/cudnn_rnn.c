@@ -106,5 +106,23 @@ EXPORT int cudnnGetRNNTempSpaceSizes(void *handle UNUSED, const Rnn *r, int forw
     return 0;
 }
 
-#define COMPUTES(name) EXPORT int name(void) { library_call(#name, 0, 0, 0, 0, 0); return 0; }
-COMPUTES(cudnnRNNForward) COMPUTES(cudnnRNNBackwardData_v8) COMPUTES(cudnnRNNBackwardWeights_v8)
+static int computes(const char *name, size_t bytes, const void *workspace) {
+    workspace_given(workspace, (int64_t)bytes);
+    library_call(name, 0, 0, 0, 0, 0);
+    return 0;
+}
+typedef const void *P; /* whatever is of no interest */
+EXPORT int cudnnRNNForward(P h UNUSED, P rnn UNUSED, int mode UNUSED, P lengths UNUSED, P xd UNUSED, P x UNUSED, P yd UNUSED, P y UNUSED, P hd UNUSED,
+                           P hx UNUSED, P hy UNUSED, P cd UNUSED, P cx UNUSED, P cy UNUSED, size_t weight_bytes UNUSED, P weights UNUSED, size_t bytes,
+                           P workspace) {
+    return computes("cudnnRNNForward", bytes, workspace);
+}
+EXPORT int cudnnRNNBackwardData_v8(P h UNUSED, P rnn UNUSED, P lengths UNUSED, P yd UNUSED, P y UNUSED, P dy UNUSED, P xd UNUSED, P dx UNUSED, P hd UNUSED,
+                                   P hx UNUSED, P dhy UNUSED, P dhx UNUSED, P cd UNUSED, P cx UNUSED, P dcy UNUSED, P dcx UNUSED,
+                                   size_t weight_bytes UNUSED, P weights UNUSED, size_t bytes, P workspace) {
+    return computes("cudnnRNNBackwardData_v8", bytes, workspace);
+}
+EXPORT int cudnnRNNBackwardWeights_v8(P h UNUSED, P rnn UNUSED, int add UNUSED, P lengths UNUSED, P xd UNUSED, P x UNUSED, P hd UNUSED, P hx UNUSED,
+                                      P yd UNUSED, P y UNUSED, size_t weight_bytes UNUSED, P weights UNUSED, size_t bytes, P workspace) {
+    return computes("cudnnRNNBackwardWeights_v8", bytes, workspace);
+}

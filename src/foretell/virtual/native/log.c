@@ -107,6 +107,10 @@ void library_call(const char *function, int64_t workspace, int64_t a1, int64_t a
     log_event(LOG_LIBRARY, function, workspace, a1, a2, a3, a4, current_device);
 }
 
+void workspace_given(const void *address, int64_t bytes) {
+    if (address && bytes > 0) log_event(LOG_WORKSPACE, "workspace", (int64_t)(intptr_t)address, bytes, current_device, 0, 0, 0);
+}
+
 /* ---- functions that are not there ---------------------------------------------------------------------------- */
 
 #define MAX_UNIMPLEMENTED 64

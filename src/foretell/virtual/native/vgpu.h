@@ -92,7 +92,7 @@ void host_synchronizes(int device);
 
 /* ---- log (log.c) --------------------------------------------------------------------------------------------- */
 
-enum LogKind { LOG_ALLOCATION = 1, LOG_FREE, LOG_LAUNCH, LOG_LIBRARY, LOG_UNIMPLEMENTED, LOG_UNKNOWN_READ, LOG_OUT_OF_MEMORY, LOG_STATIC_RUNTIME };
+enum LogKind { LOG_ALLOCATION = 1, LOG_FREE, LOG_LAUNCH, LOG_LIBRARY, LOG_UNIMPLEMENTED, LOG_UNKNOWN_READ, LOG_OUT_OF_MEMORY, LOG_STATIC_RUNTIME, LOG_WORKSPACE };
 bool is_logging(void);
 void log_event(enum LogKind kind, const char *name, int64_t a0, int64_t a1, int64_t a2, int64_t a3, int64_t a4, int64_t a5);
 /* Says on stderr, once per function, that it does not exist here; counted for the result. Returns `code`. */
@@ -104,5 +104,6 @@ void *real_function(const char *library_prefix, const char *function);
 
 /* A library call that computes: advances the clock and is logged with its workspace. */
 void library_call(const char *function, int64_t workspace, int64_t a1, int64_t a2, int64_t a3, int64_t a4);
+void workspace_given(const void *address, int64_t bytes); /* of PyTorch's memory, to a library */
 
 #endif

@@ -1,0 +1,140 @@
+"""The CPU engine asks an installed cuDNN for its workspaces: the virtual GPU, which asks it too, is the oracle."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conftest import HAS_CUDA, ROOT
+from foretell.cli import main
+from foretell.trace import ACTIONS, Trace, load
+from warm_runs import WarmRuns
+
+ALLOC = ACTIONS.index("alloc")
+# The module alone: its package is for a process that has imported torch.
+library_of = runpy.run_path(str(ROOT / "src" / "foretell" / "capture" / "inside" / "fake_cuda" / "cudnn.py"))[
+    "library_of"
+]
+
+EVERY_LAYER = """
+    import torch
+    from torch import nn
+
+    def train(layer, shape, dtype=torch.float32, memory_format=torch.contiguous_format):
+        layer = layer.to("cuda", dtype, memory_format=memory_format)
+        x = torch.zeros(shape, device="cuda", dtype=dtype).to(memory_format=memory_format).requires_grad_()
+        for _ in range(2):
+            layer(x).sum().backward()
+
+    for dtype in (torch.float32, torch.float16):
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            how = dtype, memory_format
+            train(nn.Conv2d(3, 64, 7, stride=2, padding=3), (8, 3, 64, 64), *how)
+            train(nn.Conv2d(64, 128, 3, padding=1), (8, 64, 28, 28), *how)
+            train(nn.Conv2d(64, 128, 1, bias=False), (8, 64, 28, 28), *how)
+            train(nn.Conv2d(64, 64, 3, padding=1, groups=64), (8, 64, 28, 28), *how)
+            train(nn.Conv2d(64, 64, 3, dilation=2, groups=4), (8, 64, 28, 28), *how)
+            train(nn.ConvTranspose2d(64, 32, 2, stride=2), (8, 64, 14, 14), *how)
+    for dtype in (torch.float32, torch.float64):
+        train(nn.Conv1d(32, 64, 5, padding=2), (8, 32, 500), dtype)
+        train(nn.Conv3d(8, 16, 3), (4, 8, 16, 16, 16), dtype, torch.channels_last_3d)
+        train(nn.Conv3d(16, 16, 3, groups=16), (4, 16, 16, 16, 16), dtype)
+        train(nn.ConvTranspose3d(8, 16, 3), (4, 8, 16, 16, 16), dtype)
+    with torch.autocast("cuda", torch.bfloat16):
+        train(nn.Conv2d(32, 64, 3), (8, 32, 28, 28))
+    print("DONE")
+"""
+FLAGS = """
+    import torch
+
+    layer, x = torch.nn.Conv2d(64, 64, 3, padding=1).cuda(), torch.zeros(16, 64, 28, 28, device="cuda")
+    {line}
+    layer(x).sum().backward()
+    print("DONE")
+"""
+
+
+def run_both(text: str, gpu: str, warm_runs: WarmRuns, folder: Path) -> tuple[Trace, Trace]:
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(text))
+    traces = []
+    for engine in ("virtual", "cpu"):
+        run = warm_runs.run(script, gpu=gpu, engine=engine, trace=folder / engine)
+        assert "DONE" in run.stdout, run.tail()
+        traces.append(load(folder / engine))
+    if "cudnnBackendExecute (by rule)" in traces[0].library_functions():
+        pytest.skip("this cuDNN plans for real cards only")
+    return traces[0], traces[1]
+
+
+def sizes(trace: Trace) -> list[int]:
+    return [size for action, size in zip(trace.memory.action, trace.memory.size, strict=True) if action == ALLOC]
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="there is no virtual GPU without the CUDA build of torch")
+@pytest.mark.parametrize("gpu", ["rtx-3060", "a100-40gb"])
+def test_every_allocation_of_a_convolution_is_that_of_the_virtual_gpu(
+    gpu: str, warm_runs: WarmRuns, tmp_path: Path
+) -> None:
+    virtual, cpu = run_both(EVERY_LAYER, gpu, warm_runs, tmp_path)
+    assert sizes(cpu) == sizes(virtual)
+    assert "cudnnBackendExecute" in cpu.library_functions()
+    assert "cudnnBackendExecute (by rule)" not in cpu.library_functions()
+    assert len(set(cpu.library.workspace_bytes)) > 20, "these layers would not tell right from wrong"
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="there is no virtual GPU without the CUDA build of torch")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.backends.cudnn.benchmark = True",
+        "torch.backends.cudnn.allow_tf32 = False",
+        "torch.backends.cudnn.deterministic = True",
+        "torch.use_deterministic_algorithms(True)",
+        "x = torch.zeros(1 + 16 * 64 * 28 * 28, device='cuda')[1:].view(16, 64, 28, 28)  # not aligned",
+        "left = torch.empty(torch.cuda.mem_get_info()[0] - (32 << 20), dtype=torch.uint8, device='cuda')",
+    ],
+)
+def test_the_plan_is_the_one_torch_would_take(line: str, warm_runs: WarmRuns, tmp_path: Path) -> None:
+    virtual, cpu = run_both(FLAGS.format(line=line), "rtx-3060", warm_runs, tmp_path)
+    assert sizes(cpu) == sizes(virtual)
+
+
+def test_without_cudnn_a_rule_stands_in_and_says_what_to_install(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    if HAS_CUDA or library_of(SimpleNamespace(version=SimpleNamespace(cuda=None))) is not None:
+        pytest.skip("a cuDNN is installed")
+    (tmp_path / "script.py").write_text(textwrap.dedent(FLAGS.format(line="")))
+    run = warm_runs.run(tmp_path / "script.py", engine="cpu")
+    assert run.code == 0, run.tail()
+    (caveat,) = [caveat for caveat in run.result["caveats"] if "follow a rule" in caveat]
+    assert "pip install nvidia-cudnn-cu13" in caveat
+
+
+def test_a_package_counts_where_cublas_is_beside_it(tmp_path: Path, monkeypatch: Any) -> None:
+    torch = SimpleNamespace(version=SimpleNamespace(cuda=None))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert library_of(torch) is None
+    library = tmp_path / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert library_of(torch) is None, "without cuBLAS it would end the process"
+    (tmp_path / "nvidia" / "cu13" / "lib").mkdir(parents=True)
+    (tmp_path / "nvidia" / "cu13" / "lib" / "libcublasLt.so.13").touch()
+    assert library_of(torch) == str(library)
+
+
+def test_the_doctor_says_whether_there_is_a_cudnn_to_ask(capsys: Any) -> None:
+    assert main(["doctor", "--json"]) == 0
+    findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+    if findings["cuDNN"]["state"] == "ok":
+        assert "is asked for the workspaces" in findings["cuDNN"]["detail"]
+    else:
+        assert "follow a rule" in findings["cuDNN"]["detail"]
+        assert ("pip install nvidia-cudnn-cu13" in findings["cuDNN"]["detail"]) is not HAS_CUDA
