@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from foretell import gpus
 from foretell import trace as trace_file
@@ -20,7 +20,8 @@ from foretell.capture import CaptureOptions, Command, Progress, launch, resolve
 from foretell.capture.launch import Steps, make_directory
 from foretell.errors import UnsupportedError, UsageError
 from foretell.overhead import library_bytes
-from foretell.records import CaptureResult, Estimate, Gpu
+from foretell.records import CaptureResult, Engine, Estimate, Gpu
+from foretell.trace import Trace
 from foretell.units import parse_bytes
 from foretell.verdict import estimate_of
 
@@ -43,6 +44,7 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
     directory: Path | None = None,
     launcher: Callable[..., CaptureResult] = launch,
+    on_trace: Callable[[Trace], None] | None = None,
 ) -> Estimate:
     """Captures the command, saves the trace if asked to (also of a run that failed), and estimates."""
     started = time.monotonic()
@@ -80,9 +82,11 @@ def run(
         captured = replace(captured, seconds={**captured.seconds, "total": time.monotonic() - started})
         if trace_path is not None:
             trace_file.save(captured, trace_path)
+        if on_trace is not None:
+            on_trace(captured)
         if writes_path is not None:
             _keep_writes(folder / "overlay", writes_path)
-        return estimate_of(captured)
+        return estimate_of(captured, attributes=options.attribution)
 
 
 def _check_profile(profile: Profile, gpu: Gpu) -> None:
@@ -124,6 +128,7 @@ def estimate(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     steps: Steps = "auto",
+    engine: Engine | Literal["auto"] = "auto",
     context: str | int | None = None,
     used_by_others: str | int = 0,
     timeout: float | None = None,
@@ -140,9 +145,14 @@ def estimate(
     if isinstance(job, str):
         raise UsageError(f"a command is a list of words: foretell.estimate({job.split()!r}, ...)")
     card = gpus.find(gpu) if isinstance(gpu, str) else gpu
-    options = CaptureOptions(steps=steps, skip_init=not keep_init, offline=not online, timeout_seconds=timeout)
+    options = CaptureOptions(
+        steps=steps, engine=engine, skip_init=not keep_init, offline=not online, timeout_seconds=timeout
+    )
     with scratch() as directory:
-        command = _call(job, args, kwargs or {}, directory) if callable(job) else _command(job, args, kwargs)
+        if callable(job):
+            command = _call(job, args, kwargs or {}, directory, engine)
+        else:
+            command = _command(job, args, kwargs, engine)
         return run(
             command,
             gpu=card,
@@ -154,18 +164,26 @@ def estimate(
         )
 
 
-def _command(words: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Command:
+def _command(
+    words: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any] | None, engine: Engine | Literal["auto"]
+) -> Command:
     if args or kwargs:
         raise UsageError("args and kwargs are for a function; a command has its arguments in the list.")
-    return resolve([str(word) for word in words])
+    return resolve([str(word) for word in words], engine=engine)
 
 
-def _call(function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any], directory: Path) -> Command:
+def _call(
+    function: Callable[..., object],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    directory: Path,
+    engine: Engine | Literal["auto"],
+) -> Command:
     """A child that unpickles the function and calls it."""
     import cloudpickle
 
     runner = Path(__file__).parent / "capture" / "call.py"
-    command = resolve([str(runner), str(directory / "call.pickle")])
+    command = resolve([str(runner), str(directory / "call.pickle")], engine=engine)
     try:
         payload = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
     except Exception as error:

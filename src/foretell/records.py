@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 Phase = Literal["forward", "backward", "optimizer", "evaluation", "other"]
 Verdict = Literal["fits", "oom"]
 Engine = Literal["virtual", "cpu"]
+Category = Literal[
+    "parameter", "buffer", "gradient", "optimizer_state", "activation", "input", "temporary", "workspace"
+]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,35 +97,6 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """The answer: what the job needs on that card, and how sure that is."""
-
-    engine: Engine
-    verdict: Verdict
-    gpu: Gpu
-    torch_version: str
-    cuda_version: str | None
-    peak: PeakMemory
-    peak_step: int | None
-    """The step in which reserved was highest first; None when the peak was not in a training step."""
-    steps: tuple[StepPeak, ...]
-    oom: OutOfMemory | None
-    phases_seen: tuple[Phase, ...]
-    caveats: tuple[str, ...]
-    redirected_writes: tuple[str, ...]
-    not_sent: tuple[str, ...]
-    seconds: dict[str, float] = field(default_factory=dict)
-    command: tuple[str, ...] = ()
-    ended_early: tuple[str, ...] = ()
-    """How and where the run was ended before its own end; empty when it ran to it."""
-    library_names: tuple[str, ...] = ()
-    """Those whose own memory is in `peak.library_bytes`."""
-    is_context_given: bool = False
-    used_by_others_bytes: int = 0
-    """Of the card, by whoever else is on it; the job had to do without."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryBytes:
     """What a library takes on the card, outside PyTorch's allocator, once its first handle is made."""
 
@@ -149,3 +124,139 @@ class CaptureResult:
     seconds: float
     used_by_others_bytes: int = 0
     """Of the card, by whoever else is on it."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Of the environment, set for this run alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of PyTorch's allocator, from its allocation to its free."""
+
+    address: int
+    bytes: int
+    """As `memory_allocated` counts it: rounded up."""
+    requested_bytes: int
+    begin: int
+    """The number of the event that allocated it, among those of its device."""
+    end: int | None
+    """Of the event that freed it; None: held to the end."""
+    category: Category
+    name: str | None
+    """Of the parameter or buffer that it is, or that it is the gradient or the state of."""
+    module: str | None
+    """`LlamaForCausalLM.model.layers.7.mlp.up_proj`; None: made outside of any module."""
+    operator: str | None
+    phase: Phase | Literal["recomputation"]
+    step: int
+    where: str | None
+    """`file:line` in the user's code, or in a library's where none of the user's was on the way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """From this event on, until the next span begins."""
+
+    begin: int
+    step: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What the allocator got from CUDA in one piece, or a run of mapped pages of an expandable segment."""
+
+    address: int
+    bytes: int
+    is_small: bool
+    """Of the pool for requests up to 1 MiB."""
+    parts: tuple[tuple[int, int, int | None], ...]
+    """Offset, bytes, and which of `Attribution.blocks` it is; None: free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Who held the memory of one device, and when. Events are numbered from 0, and levels are those after an event."""
+
+    num_events: int
+    blocks: tuple[Block, ...]
+    """In the order of their allocation."""
+    spans: tuple[Span, ...]
+    reserved: tuple[tuple[int, int], ...]
+    """Event and bytes, where it changes."""
+    peak_event: int
+    """With which allocated was highest first."""
+    at_peak: tuple[int, ...]
+    """Numbers of the blocks held then, the largest first. Their bytes are the allocated peak."""
+    fragmentation_bytes: int
+    """Free at the peak, in segments that are partly in use."""
+    slack_bytes: int
+    """The rest of the reserved peak: whole segments in the cache, or reserved at another moment."""
+    segments: tuple[Segment, ...]
+    """At the peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """Memory made at one line that is more after each step."""
+
+    where: str | None
+    module: str | None
+    bytes_per_step: int
+    held_bytes: int
+    """At the end of the last step."""
+    num_blocks: int
+    held_by: tuple[str, ...] = ()
+    """Variables that hold more after each step, as in `losses (a list of tensors that grows, train.py:12)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One change, and what it is worth."""
+
+    title: str
+    how: str
+    """What to write."""
+    saved_bytes: int
+    """Of the reserved peak; negative when it would take more."""
+    peak_reserved_bytes: int
+    """With the change."""
+    basis: Literal["measured", "estimated"]
+    """measured: the job was run with the change."""
+    price: str
+    """What it costs: time, precision."""
+    verdict: Verdict = "fits"
+    """On the job's card, with the change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The answer: what the job needs on that card, and how sure that is."""
+
+    engine: Engine
+    verdict: Verdict
+    gpu: Gpu
+    torch_version: str
+    cuda_version: str | None
+    peak: PeakMemory
+    peak_step: int | None
+    """The step in which reserved was highest first; None when the peak was not in a training step."""
+    steps: tuple[StepPeak, ...]
+    oom: OutOfMemory | None
+    phases_seen: tuple[Phase, ...]
+    caveats: tuple[str, ...]
+    redirected_writes: tuple[str, ...]
+    not_sent: tuple[str, ...]
+    seconds: dict[str, float] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    ended_early: tuple[str, ...] = ()
+    """How and where the run was ended before its own end; empty when it ran to it."""
+    library_names: tuple[str, ...] = ()
+    """Those whose own memory is in `peak.library_bytes`."""
+    is_context_given: bool = False
+    used_by_others_bytes: int = 0
+    """Of the card, by whoever else is on it; the job had to do without."""
+    attribution: Attribution | None = None
+    """Who held the memory; None where the history does not tell."""
+    leaks: tuple[Leak, ...] = ()
+    advice: tuple[Advice, ...] | None = None
+    """None: not asked for."""

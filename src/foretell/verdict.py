@@ -6,15 +6,20 @@ import signal
 from dataclasses import replace
 
 from foretell.errors import ScriptError, UnsupportedError
+from foretell.leaks import find_leaks
+from foretell.lifetimes import attribute
 from foretell.overhead import overhead
-from foretell.records import Estimate, OutOfMemory, PeakMemory, StepPeak
-from foretell.replay import ReplayError, most_waiting_bytes, step_peaks
+from foretell.records import Attribution, Estimate, Leak, OutOfMemory, PeakMemory, StepPeak
+from foretell.replay import ReplayError, most_waiting_bytes, settings_of, step_peaks
 from foretell.trace import DeviceMemory, MissingFunction, Trace
 from foretell.units import format_bytes
 
 
-def estimate_of(trace: Trace) -> Estimate:
-    """What the job needs. A script that failed by itself or cannot be estimated raises, and never gives a number."""
+def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
+    """What the job needs, and who holds it (unless that is not asked for).
+
+    A script that failed by itself or cannot be estimated raises, and never gives a number.
+    """
     _refuse(trace)
     oom = _fatal_oom(trace)
     if oom is None:
@@ -44,8 +49,9 @@ def estimate_of(trace: Trace) -> Estimate:
         device_high_bytes=reserved + beside.high_bytes,
         request_bytes=reserved + beside.request_bytes,
     )
+    attribution, attribution_caveats = _attribution(trace, counters) if attributes else (None, ())
     return Estimate(
-        engine="virtual",
+        engine=trace.engine,
         verdict="oom" if oom else "fits",
         gpu=trace.gpu,
         torch_version=trace.torch_version or "unknown",
@@ -55,7 +61,7 @@ def estimate_of(trace: Trace) -> Estimate:
         steps=steps,
         oom=oom,
         phases_seen=tuple(phase for phase in trace.phases_seen if phase != "other"),
-        caveats=(*_caveats(trace, peak, oom), *step_caveats),
+        caveats=(*_caveats(trace, peak, oom), *step_caveats, *attribution_caveats),
         redirected_writes=trace.redirected_writes,
         not_sent=trace.not_sent,
         seconds=trace.seconds,
@@ -64,6 +70,8 @@ def estimate_of(trace: Trace) -> Estimate:
         library_names=beside.library_names,
         is_context_given=trace.is_context_given,
         used_by_others_bytes=trace.used_by_others_bytes,
+        attribution=attribution,
+        leaks=_leaks(trace, attribution) if attribution is not None else (),
     )
 
 
@@ -97,7 +105,7 @@ def _refuse_failure(trace: Trace) -> None:
             hint = "It did not even import torch."
         raise UnsupportedError(
             f"the script never used the GPU, so there is nothing to estimate. {hint} "
-            "On the virtual GPU torch.cuda.is_available() is True."
+            "Under foretell torch.cuda.is_available() is True."
         )
 
 
@@ -223,11 +231,7 @@ def _peak_managed_bytes(trace: Trace) -> int:
 
 def _steps(trace: Trace, device: int) -> tuple[tuple[StepPeak, ...], tuple[str, ...]]:
     """The peaks of each step, from the history where it is whole, else PyTorch's counters, which never fall."""
-    settings = trace.allocator
-    if not settings.is_expandable and any(
-        action == "segment_map" for _, action, _, _ in trace.memory.of_device(device)
-    ):
-        settings = replace(settings, is_expandable=True)
+    settings = settings_of(trace.memory, trace.allocator)
     try:
         if trace.steps:
             return step_peaks(trace.memory, trace.steps, device=device, settings=settings), ()
@@ -242,6 +246,24 @@ def _steps(trace: Trace, device: int) -> tuple[tuple[StepPeak, ...], tuple[str, 
             if d.device == device
         )
         return cumulative, (f"the peaks of single steps are those since the beginning: {error}",)
+
+
+def _attribution(trace: Trace, counters: DeviceMemory) -> tuple[Attribution | None, tuple[str, ...]]:
+    """None where the history does not come to PyTorch's own peak: parts that do not add up help nobody."""
+    try:
+        found = attribute(trace, device=counters.device)
+    except ReplayError as error:
+        return None, (f"who holds the memory is not known: {error}",)
+    held = sum(found.blocks[number].bytes for number in found.at_peak)
+    if held != counters.peak_allocated_bytes:
+        missing = f"the history comes to {format_bytes(held)}, PyTorch to {format_bytes(counters.peak_allocated_bytes)}"
+        return None, (f"who holds the memory is not known: {missing}",) if len(trace.memory.action) else ()
+    return found, ()
+
+
+def _leaks(trace: Trace, attribution: Attribution) -> tuple[Leak, ...]:
+    keepers = tuple(f"{keeper.name} ({keeper.what}, {keeper.where})" for keeper in trace.keepers)
+    return tuple(replace(leak, held_by=keepers) for leak in find_leaks(attribution.blocks, len(trace.steps)))
 
 
 # --- caveats ----------------------------------------------------------------------------------------------------------
@@ -320,8 +342,8 @@ def _library_caveats(trace: Trace) -> list[str]:
     functions = trace.library_functions()
     if "cudnnBackendExecute (by rule)" in functions:
         caveats.append(
-            f"cuDNN {_cudnn(trace.cudnn_version)} did not plan without a GPU (9.8 and newer do): the workspaces of "
-            "convolutions follow a rule, and their sum may be off by some hundred MiB"
+            f"{why_no_cudnn_is_asked(trace)}: the workspaces of convolutions follow a rule, and their sum may be off "
+            "by some hundred MiB"
         )
     if functions & {"cudnnRNNForward", "cudnnCTCLoss", "cudnnCTCLoss_v8"}:
         caveats.append(
@@ -344,5 +366,11 @@ def _library_caveats(trace: Trace) -> list[str]:
     return caveats
 
 
-def _cudnn(version: int | None) -> str:
+def why_no_cudnn_is_asked(trace: Trace) -> str:
+    if trace.engine == "cpu" and trace.cudnn_version is None:
+        return "there is no cuDNN here to ask (`pip install nvidia-cudnn-cu13`)"
+    return f"cuDNN {format_cudnn(trace.cudnn_version)} did not plan without a GPU (9.8 and newer do)"
+
+
+def format_cudnn(version: int | None) -> str:
     return f"{version // 10000}.{version // 100 % 100}" if version else "of this torch"

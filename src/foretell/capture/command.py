@@ -17,8 +17,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from foretell.errors import UnsupportedError, UsageError
+from foretell.records import Engine
 from foretell.virtual import library_paths
 
 OLDEST_TORCH = (2, 6)
@@ -48,13 +50,16 @@ class TorchInstall:
     is_rocm: bool
 
 
-def resolve(words: Sequence[str]) -> Command:
+def resolve(words: Sequence[str], *, engine: Engine | Literal["auto"] = "auto") -> Command:
     """SCRIPT.py, -m MODULE or COMMAND, each with its arguments; checked for all that can be seen before it runs."""
-    refuse_platform(sys.platform, platform.machine())
     refuse_launchers(words, os.environ)
     command = _find(words)
+    torch = find_torch(command.python) if command.python is not None else None
+    # The CPU engine has no native code: elsewhere than on Linux it is only untried.
+    if engine == "virtual" or (engine == "auto" and not (torch is not None and torch.cuda is None)):
+        refuse_platform(sys.platform, platform.machine())
     if command.python is not None:
-        refuse_torch(find_torch(command.python), command.python)
+        refuse_torch(torch, command.python, engine=engine)
     return command
 
 
@@ -173,7 +178,7 @@ def _is_multi(argv: Sequence[str]) -> bool:
     return "--multi_gpu" in argv or "--multi-gpu" in argv or (count is not None and int(count[1]) > 1)
 
 
-def refuse_torch(torch: TorchInstall | None, python: str) -> None:
+def refuse_torch(torch: TorchInstall | None, python: str, *, engine: Engine | Literal["auto"] = "virtual") -> None:
     other = (
         "If your script's torch is in another environment, name its Python: foretell run -- /path/to/python SCRIPT.py"
     )
@@ -183,11 +188,11 @@ def refuse_torch(torch: TorchInstall | None, python: str) -> None:
         raise UnsupportedError(
             f"torch {torch.version} in {python} is the ROCm build; foretell needs the CUDA build. {other}"
         )
-    if torch.cuda is None:
+    if torch.cuda is None and engine == "virtual":
         raise UnsupportedError(
-            f"torch {torch.version} in {python} is a CPU-only build. foretell runs the CUDA build, needing no GPU to "
-            "be installed: pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126. "
-            + other
+            f"torch {torch.version} in {python} is a CPU-only build. The virtual GPU runs the CUDA build, needing no "
+            "GPU to be installed: pip install --force-reinstall torch --index-url "
+            f"https://download.pytorch.org/whl/cu126. Or take --engine cpu, which runs any build. {other}"
         )
     number = re.match(r"(\d+)\.(\d+)", torch.version)
     if number and (int(number[1]), int(number[2])) < OLDEST_TORCH:

@@ -18,10 +18,13 @@ from typing import Literal
 from foretell.capture.command import Command
 from foretell.errors import UnsupportedError, UsageError
 from foretell.records import CaptureResult, Gpu, LibraryBytes
-from foretell.virtual import environment, library_paths
+from foretell.virtual import are_libraries_there, environment, library_paths
 from foretell.virtual.environment import Events
 
 Steps = Literal["auto", "all"] | int
+
+OUTPUT = "output.txt"
+"""In the capture folder: what the script printed, where that is not for the terminal."""
 
 _HERE = Path(__file__).parent
 # How long a process may take to end in its own way before it is killed.
@@ -29,6 +32,8 @@ _GRACE_SECONDS = 5.0
 _LEFTOVER_SECONDS = 1.0
 _FIRST_PROGRESS_SECONDS = 2.0
 _PROGRESS_SECONDS = 1.0
+_AUTO_STEPS = 3
+"""What `auto` takes at least, and most often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +48,29 @@ class CaptureOptions:
     offline: bool = True
     """Keep trackers and hubs offline."""
     history: bool = True
+    attribution: bool = True
+    """Tell who holds the memory: modules, parameters, gradients, optimizer state."""
     values: bool = True
     events: Events = "late"
     """When work on another stream counts as done: as late as a real card could be, or at once."""
     assume: Literal["low", "typical", "high"] = "typical"
     """Where a value that is not known decides a size: none, half or all of the elements."""
+    engine: Literal["auto", "virtual", "cpu"] = "auto"
+    """`auto`: the virtual GPU, and the CPU engine where torch has no CUDA."""
+    execute: bool = False
+    """The CPU engine really computes, on the CPU."""
     workspaces: str = ""
     """What cuDNN asked for on a real card, a convolution a line, as native/convolution.c reads it."""
     timeout_seconds: float | None = None
-    stdout: Literal["inherit", "stderr"] = "inherit"
-    """Where the script's standard output goes; `stderr` when ours carries the result."""
+    stdout: Literal["inherit", "stderr", "file"] = "inherit"
+    """Where the script's standard output goes; `stderr` when ours carries the result; `file`: with its standard error
+    to OUTPUT in the capture folder."""
+    survey: bool = False
+    """Note what of the training could be done otherwise (`capture/inside/survey.py`)."""
+    alternatives: tuple[str, ...] = ()
+    """What is done otherwise than the script says (`capture/inside/alternatives.py`)."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Of the environment, set for the run alone."""
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, int) and self.steps < 1:
@@ -69,6 +87,10 @@ class Progress:
     num_steps: int
     reserved_bytes: int | None
     phase: str | None
+    num_operators: int = 0
+    """Computed so far, with `execute`."""
+    remaining_seconds: float | None = None
+    """With `execute`, once a step has shown how many operators it has."""
 
 
 def launch(
@@ -87,16 +109,20 @@ def launch(
     variables = child_environment(gpu, context_bytes + used_by_others_bytes, libraries, directory, options)
     started = time.monotonic()
     try:
-        # A session of its own: a Ctrl-C reaches it once, through us, and everything it starts can be found and ended.
-        child = subprocess.Popen(
-            command.argv,
-            env=variables,
-            stdout=2 if options.stdout == "stderr" else None,
-            start_new_session=True,
-        )
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(open(directory / OUTPUT, "wb")) if options.stdout == "file" else None
+            # A session of its own: a Ctrl-C reaches it once, through us, and everything it starts can be found and
+            # ended.
+            child = subprocess.Popen(
+                command.argv,
+                env=variables,
+                stdout=2 if options.stdout == "stderr" else output,
+                stderr=output,
+                start_new_session=True,
+            )
     except OSError as error:
         raise UsageError(f"cannot start {command.argv[0]}: {error.strerror or error}.") from None
-    journals = _Journals(directory)
+    journals = _Journals(directory, num_steps_wanted=options.steps if isinstance(options.steps, int) else _AUTO_STEPS)
 
     def tick() -> None:
         if on_progress is not None:
@@ -123,6 +149,7 @@ def launch(
         exit_status=child.returncode,
         is_timed_out=is_timed_out,
         seconds=time.monotonic() - started,
+        variables=options.variables,
     )
 
 
@@ -136,9 +163,16 @@ def child_environment(
         "overlay": options.overlay,
         "offline": options.offline,
         "history": options.history,
+        "attribution": options.attribution,
         "values": options.values,
         "assume": options.assume,
+        "engine": options.engine,
+        "execute": options.execute,
+        "survey": options.survey,
+        "alternatives": options.alternatives,
     }
+    # The CPU engine does without; but a torch with CUDA asks the driver, and this one has an answer.
+    is_preloaded = options.engine == "virtual" or are_libraries_there()
     measured = {}
     if options.workspaces:
         (directory / "workspaces").write_text(options.workspaces)
@@ -152,10 +186,12 @@ def child_environment(
             libraries=libraries,
             log_prefix=str(directory / "native"),
             events=options.events,
+            is_preloaded=is_preloaded,
         ),
         **measured,
-        "TRITON_LIBCUDA_PATH": str(_linker_folder(directory)),
+        **({"TRITON_LIBCUDA_PATH": str(_linker_folder(directory))} if is_preloaded else {}),
         **_compile_caches(directory),
+        **dict(options.variables),
         "FORETELL_CAPTURE": json.dumps(inside),
         "PYTHONPATH": os.pathsep.join(paths),
     }
@@ -215,12 +251,23 @@ def _wait(child: subprocess.Popen[bytes], *, deadline: float | None, tick: Calla
                 tick()
                 next_tick = now + _PROGRESS_SECONDS
             until = min(filter(None, (deadline, next_tick if tick else None)), default=now + 60)
-            select.select([handle], [], [], max(0.0, until - now))
+            _sleep_or_end(child, handle, max(0.0, until - now))
     return True
 
 
+def _sleep_or_end(child: subprocess.Popen[bytes], handle: int | None, seconds: float) -> None:
+    if handle is not None:
+        select.select([handle], [], [], seconds)
+    else:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+
+
 @contextlib.contextmanager
-def _pidfd(pid: int) -> Iterator[int]:
+def _pidfd(pid: int) -> Iterator[int | None]:
+    if not hasattr(os, "pidfd_open"):  # not Linux
+        yield None
+        return
     handle = os.pidfd_open(pid)
     try:
         yield handle
@@ -231,8 +278,10 @@ def _pidfd(pid: int) -> Iterator[int]:
 class _Journals:
     """Reads what the journals have gained since the last look."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, num_steps_wanted: int) -> None:
         self._directory = directory
+        self._num_steps_wanted = num_steps_wanted
+        self._num_operators = self._operators_of_steps = 0
         self._offsets: dict[Path, int] = {}
         self._num_steps = 0
         self._reserved: int | None = None
@@ -242,7 +291,21 @@ class _Journals:
         with contextlib.suppress(OSError):
             for path in self._directory.glob("journal-*.jsonl"):
                 self._read(path)
-        return Progress(seconds=seconds, num_steps=self._num_steps, reserved_bytes=self._reserved, phase=self._phase)
+        return Progress(
+            seconds=seconds,
+            num_steps=self._num_steps,
+            reserved_bytes=self._reserved,
+            phase=self._phase,
+            num_operators=self._num_operators,
+            remaining_seconds=self._remaining_seconds(seconds),
+        )
+
+    def _remaining_seconds(self, seconds: float) -> float | None:
+        """The steps to come have as many operators as those that were; each takes as long as those so far."""
+        if not self._operators_of_steps or not self._num_steps:
+            return None
+        wanted = self._operators_of_steps / self._num_steps * self._num_steps_wanted
+        return max(0.0, (wanted - self._num_operators) * seconds / self._num_operators)
 
     def _read(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -251,16 +314,19 @@ class _Journals:
         whole = text[: text.rfind(b"\n") + 1]
         self._offsets[path] = self._offsets.get(path, 0) + len(whole)
         for raw in whole.splitlines():
-            # Only two kinds matter here, and a long run has many lines.
-            if b'"kind": "step"' not in raw and b'"kind": "phase"' not in raw:
+            # Few kinds matter here, and a long run has many lines.
+            if not any(kind in raw for kind in (b'"kind": "step"', b'"kind": "phase"', b'"kind": "operators"')):
                 continue
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 line = json.loads(raw)
                 if line["kind"] == "step":
                     self._num_steps = max(self._num_steps, int(line["index"]) + 1)
                     self._reserved = max((int(d["peak_reserved_bytes"]) for d in line["devices"]), default=None)
+                    self._operators_of_steps = self._num_operators
                 elif line["kind"] == "phase":
                     self._phase = str(line["phase"])
+                elif line["kind"] == "operators":
+                    self._num_operators = int(line["count"])
 
 
 # --- leaving nothing behind -------------------------------------------------------------------------------------------
@@ -283,7 +349,9 @@ def _end_everything(child: subprocess.Popen[bytes], directory: Path, *, grace: f
 def _left(session: int, directory: Path) -> list[int]:
     """Live processes of the child's session, and any that carry this capture's name in their environment."""
     marker = f"FORETELL_LOG={directory / 'native'}\0".encode()
-    left = []
+    left: list[int] = []
+    if not os.path.isdir("/proc"):
+        return left
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from foretell.capture.command import Command
-from foretell.capture.launch import CaptureOptions, Progress, child_environment
+from foretell.capture.launch import OUTPUT, CaptureOptions, Progress, child_environment
 from foretell.errors import UnsupportedError
 from foretell.records import CaptureResult, Gpu, LibraryBytes
 
 _SERVER = Path(__file__).parent / "inside" / "fork_server.py"
-OUTPUT = "output.txt"
-"""In the capture folder: what the script printed."""
 
 
 class WarmProcess:
@@ -28,6 +26,7 @@ class WarmProcess:
         self._directory = directory
         self._modules = modules
         self._process: subprocess.Popen[str] | None = None
+        self._environment: dict[str, str] = {}
 
     def launch(
         self,
@@ -48,7 +47,7 @@ class WarmProcess:
         process = self._process = self._process or self._start(python, environment)
         job = {
             "argv": words,
-            "environment": {name: value for name, value in environment.items() if os.environ.get(name) != value},
+            "environment": _changes(self._environment, environment),
             "total_bytes": gpu.total_bytes,
             "output": str(directory / OUTPUT),
             "timeout_seconds": options.timeout_seconds,
@@ -68,6 +67,7 @@ class WarmProcess:
             exit_status=answer["exit_status"],
             is_timed_out=answer["is_timed_out"],
             seconds=answer["seconds"],
+            variables=options.variables,
         )
 
     def _start(self, python: str, environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -82,7 +82,8 @@ class WarmProcess:
                 env=without_run,
             )  # fmt: skip
         if _ask(process, None) is None:
-            raise UnsupportedError(f"torch could not be imported on the virtual GPU:\n{self._last_words()}")
+            raise UnsupportedError(f"torch could not be imported:\n{self._last_words()}")
+        self._environment = without_run
         return process
 
     def close(self) -> None:
@@ -94,6 +95,12 @@ class WarmProcess:
 
     def _last_words(self) -> str:
         return "\n".join((self._directory / "log").read_text(errors="replace").splitlines()[-12:])
+
+
+def _changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
+    """None: no longer set."""
+    gone = dict.fromkeys(before.keys() - after.keys())
+    return gone | {name: value for name, value in after.items() if before.get(name) != value}
 
 
 def _ask(process: subprocess.Popen[str], question: str | None) -> dict[str, Any] | None:

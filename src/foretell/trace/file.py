@@ -25,20 +25,28 @@ from foretell.trace.records import (
     Counted,
     DeviceMemory,
     DriverEvents,
+    Keeper,
     KernelLaunches,
+    Labels,
     LibraryCalls,
     MemoryEvents,
     MissingFunction,
     OomMark,
     ScriptException,
+    Spans,
     StepMark,
     Trace,
     Unsupported,
 )
 
 SCHEMA = "foretell.trace/1"
-_Table = TypeVar("_Table", MemoryEvents, DriverEvents, KernelLaunches, LibraryCalls)
-_TABLES = {"memory": MemoryEvents, "driver": DriverEvents, "kernels": KernelLaunches, "library": LibraryCalls}
+_Table = TypeVar("_Table", MemoryEvents, DriverEvents, KernelLaunches, LibraryCalls, Labels, Spans)
+_TABLES = {
+    "memory": MemoryEvents, "driver": DriverEvents, "kernels": KernelLaunches, "library": LibraryCalls,
+    "labels": Labels, "spans": Spans,
+}  # fmt: skip
+_NEWER_TABLES = {"labels", "spans"}
+"""Files written before there was attribution do not have them."""
 _ADVICE = "`foretell run --trace FILE ...` writes a new one."
 
 
@@ -88,7 +96,7 @@ def _write_members(trace: Trace, archive: zipfile.ZipFile) -> None:
     for name, table_type in _TABLES.items():
         table = getattr(trace, name)
         columns = {f.name: _typecode(f) for f in fields(table_type)}
-        tables[name] = {"rows": len(table.time_us), "columns": columns}
+        tables[name] = {"rows": len(getattr(table, next(iter(columns)))), "columns": columns}
         for column in columns:
             data = getattr(table, column)
             if sys.byteorder == "big":
@@ -117,7 +125,11 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
         advice = "Update foretell to read it." if schema.startswith("foretell.trace/") else _ADVICE
         raise TraceError(f"{path} has the format {schema!r}; this foretell reads {SCHEMA!r}. {advice}")
     tables = document.pop("tables")
-    loaded = {name: _load_table(archive, name, kind, tables[name]) for name, kind in _TABLES.items()}
+    loaded = {
+        name: _load_table(archive, name, kind, tables[name])
+        for name, kind in _TABLES.items()
+        if name in tables or name not in _NEWER_TABLES
+    }
     return _from_plain(document, loaded)
 
 
@@ -162,6 +174,7 @@ def _from_plain(document: dict[str, Any], tables: dict[str, Any]) -> Trace:
         "unknown_reads": records("unknown_reads", Counted),
         "unimplemented": records("unimplemented", MissingFunction),
         "unsupported": records("unsupported", Unsupported),
+        "keepers": tuple(Keeper(**item) for item in document.pop("keepers", ())),
         "frames": tuple((str(file), int(line), str(function)) for file, line, function in document.pop("frames")),
         "stacks": tuple(tuple(stack) for stack in document.pop("stacks")),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import marshal
-import os
 import re
 import sys
 from array import array
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.records import CaptureResult, OutOfMemory
+from foretell.trace.owners import History, read_owners
 from foretell.trace.records import (
     ACTIONS,
     PHASES,
@@ -23,9 +23,9 @@ from foretell.trace.records import (
     Counted,
     DeviceMemory,
     DriverEvents,
+    Keeper,
     KernelLaunches,
     LibraryCalls,
-    MemoryEvents,
     MissingFunction,
     OomMark,
     ScriptException,
@@ -38,7 +38,9 @@ from foretell.units import parse_bytes
 _ACTION_CODES = {action: code for code, action in enumerate(ACTIONS)}
 # Native records: 64 bytes, `<QIIqqqqqq`.
 _RECORD_BYTES = 64
-_ALLOCATION, _FREE, _LAUNCH, _LIBRARY, _UNIMPLEMENTED, _UNKNOWN_READ, _OUT_OF_MEMORY, _STATIC_RUNTIME = range(1, 9)
+_ALLOCATION, _FREE, _LAUNCH, _LIBRARY, _UNIMPLEMENTED, _UNKNOWN_READ, _OUT_OF_MEMORY, _STATIC_RUNTIME, _WORKSPACE = (
+    range(1, 10)
+)
 
 
 def from_capture(result: CaptureResult) -> Trace:
@@ -83,6 +85,8 @@ class _Native:
     unimplemented: tuple[str, ...] = ()
     static_runtimes: tuple[str, ...] = ()
     num_unknown_reads: int = 0
+    workspaces: tuple[tuple[int, int, int, int], ...] = ()
+    """Given to a library: time_us, address, bytes, device."""
 
 
 def _read_native(directory: Path, pid: int) -> _Native:
@@ -140,6 +144,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
         unimplemented=tuple(names[i] for i in compress(name, rows(_UNIMPLEMENTED)) if i < len(names)),
         static_runtimes=tuple(names[i] for i in compress(name, rows(_STATIC_RUNTIME)) if i < len(names)),
         num_unknown_reads=sum(rows(_UNKNOWN_READ)),
+        workspaces=tuple(compress(zip(*column[:4], strict=True), rows(_WORKSPACE))),
     )
 
 
@@ -180,7 +185,8 @@ def _assemble(
         return of(kind) + [line for line in others if line["kind"] == kind]
 
     own = native[pid] if pid is not None else _Native()
-    memory, frames, stacks = _read_history(result.directory, pid)
+    history = _read_history(result.directory, pid)
+    owners = read_owners(result.directory, pid, history, own.workspaces)
     torch = (anywhere("torch") or [{}])[0]
     ends = of("end")
     counted = [line for line in lines if line.get("devices")]
@@ -208,11 +214,11 @@ def _assemble(
         python_version=_optional((anywhere("process") or [{}])[0].get("python")),
         torch_version=_optional(torch.get("version")),
         cuda_version=_optional(torch.get("cuda")),
-        cudnn_version=torch.get("cudnn"),
+        cudnn_version=torch.get("cudnn") or (anywhere("cudnn") or [{}])[0].get("version"),
         arch_list=tuple((anywhere("cuda") or [{}])[0].get("arch_list") or ()),
         pid=pid,
         num_gpu_processes=num_gpu_processes,
-        allocator=AllocatorSettings.parse(_allocator_conf(), _optional(torch.get("version"))),
+        allocator=AllocatorSettings.of_environment(_optional(torch.get("version")), result.variables),
         phases_seen=tuple(phase for phase in PHASES if phase in phases),
         steps=tuple(
             StepMark(index=int(line["index"]), time_us=int(line["time_us"]), devices=_devices(line))
@@ -234,18 +240,21 @@ def _assemble(
         ended_early=_distinct(_early_end(line) for line in anywhere("ended_early")),
         caveats=_distinct(line.get("text") for line in anywhere("caveat")),
         names=own.names,
-        frames=frames,
-        stacks=stacks,
-        memory=memory,
+        frames=tuple(history.frames),
+        stacks=tuple(history.stacks),
+        memory=history.events,
+        labels=owners.labels,
+        spans=owners.spans,
+        owners=tuple(owners.names),
         driver=own.driver,
         kernels=own.kernels,
         library=own.library,
+        keepers=tuple(
+            Keeper(name=str(line.get("name")), what=str(line.get("what")), where=str(line.get("where")))
+            for line in of("keeper")
+        ),
+        engine="cpu" if torch.get("engine") == "cpu" else "virtual",
     )
-
-
-def _allocator_conf() -> str:
-    """The child inherits ours; PYTORCH_ALLOC_CONF is the new name of it, from 2.9."""
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
 
 
 def _optional(value: object) -> str | None:
@@ -315,13 +324,10 @@ def _exception(line: dict[str, Any]) -> ScriptException:
     )
 
 
-def _read_history(
-    directory: Path, pid: int | None
-) -> tuple[MemoryEvents, tuple[tuple[str, int, str], ...], tuple[tuple[int, ...], ...]]:
+def _read_history(directory: Path, pid: int | None) -> History:
     """Joins the windows of one process; each has its own numbers for stacks and frames."""
-    events = MemoryEvents()
-    frames: list[tuple[str, int, str]] = []
-    stacks: list[tuple[int, ...]] = []
+    history = History()
+    events, frames, stacks = history.events, history.frames, history.stacks
     windows = sorted(directory.glob(f"history-{pid}-*.marshal"), key=lambda path: int(path.stem.split("-")[2]))
     for path in windows:
         try:
@@ -342,4 +348,4 @@ def _read_history(
         events.time_us.extend(time_us)
         events.device.extend([device] * len(action))
         events.stack.extend(-1 if s is None or s < 0 else s + stack_base for s in stack)
-    return events, tuple(frames), tuple(stacks)
+    return history

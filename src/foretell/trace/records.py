@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 
-from foretell.records import Gpu, LibraryBytes, OutOfMemory, Phase
+from foretell.records import Engine, Gpu, LibraryBytes, OutOfMemory, Phase
 from foretell.units import MIB
 
 ACTIONS = (
@@ -31,6 +32,7 @@ class MemoryEvents:
     action: array[int] = field(default_factory=_u8)
     """Index into ACTIONS."""
     address: array[int] = field(default_factory=_u64)
+    """Of an oom: the bytes that were free on the card."""
     size: array[int] = field(default_factory=_i64)
     """As asked for: blocks are larger (foretell.replay)."""
     stream: array[int] = field(default_factory=_u64)
@@ -57,6 +59,33 @@ class DriverEvents:
     device: array[int] = field(default_factory=_i64)
     in_use: array[int] = field(default_factory=_i64)
     """Bytes in use on the device after it, without context and libraries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """What lies where: tensors whose part in the training is known."""
+
+    event: array[int] = field(default_factory=_i64)
+    """It lay there before this one of the memory events, of all devices."""
+    device: array[int] = field(default_factory=_u16)
+    address: array[int] = field(default_factory=_u64)
+    """Perhaps in the middle of a block."""
+    category: array[int] = field(default_factory=_u8)
+    """Index into records.CATEGORIES."""
+    name: array[int] = field(default_factory=_i32)
+    """Index into Trace.owners; -1 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """From that memory event on, until the next span begins."""
+
+    event: array[int] = field(default_factory=_i64)
+    phase: array[int] = field(default_factory=_u8)
+    """Index into PHASES."""
+    step: array[int] = field(default_factory=_i32)
+    where: array[int] = field(default_factory=_i32)
+    """Index into Trace.owners: the line that began it; -1: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +129,19 @@ class AllocatorSettings:
     oversize_rounding_bytes: int = 20 * MIB
     """A free block that is never split may be so much larger than what is asked for."""
     large_segment_bytes: int = 20 * MIB
+    prefers_older_segments: bool = True
+    """Of free blocks of one size the one in the older segment is taken, else the one with the lowest address."""
+    is_private_like_capture: bool = False
+    """While a private pool is in use nothing is given back: no events are looked at, no cache is released."""
+
+    @classmethod
+    def of_environment(
+        cls, torch_version: str | None = None, variables: Sequence[tuple[str, str]] = ()
+    ) -> AllocatorSettings:
+        """A child inherits ours, but for `variables`; PYTORCH_ALLOC_CONF is the new name of it, from 2.9."""
+        environ = {**os.environ, **dict(variables)}
+        text = environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        return cls.parse(text, torch_version)
 
     @classmethod
     def parse(cls, text: str, torch_version: str | None = None) -> AllocatorSettings:
@@ -114,6 +156,8 @@ class AllocatorSettings:
             garbage_collection_threshold=float(settings.get("garbage_collection_threshold", 0.0)),
             oversize_rounding_bytes=int(settings.get("max_non_split_rounding_mb", 20)) * MIB,
             large_segment_bytes=int(settings.get("large_segment_size_mb", 20)) * MIB,
+            prefers_older_segments=_version(torch_version) >= _OLDER_SEGMENTS_FIRST,
+            is_private_like_capture=_version(torch_version) < _PRIVATE_IS_NO_CAPTURE,
         )
 
     def round_size(self, size: int) -> int:
@@ -130,6 +174,14 @@ class AllocatorSettings:
 _NUM_DIVISIONS = 16
 # Until then `>` overwrites the last entry before it, too (seen with 2.6 and 2.15; the version in between is a guess).
 _LAST_ENTRY_STAYS = (2, 9)
+# Until then a private pool in use is taken for the capture of a CUDA graph (seen and guessed in the same way).
+_PRIVATE_IS_NO_CAPTURE = (2, 9)
+_OLDER_SEGMENTS_FIRST = (2, 9)
+_NEWEST = (99,)
+
+
+def _version(text: str | None) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:2])) if text else _NEWEST
 
 
 def _divisions(value: str, torch_version: str | None) -> tuple[int, ...]:
@@ -139,8 +191,7 @@ def _divisions(value: str, torch_version: str | None) -> tuple[int, ...]:
     divisions, last = [0] * _NUM_DIVISIONS, -1
     for entry, parts in re.findall(r"(\d+|>)\s*:\s*(\d+)", value):
         if entry == ">":
-            version = tuple(map(int, re.findall(r"\d+", torch_version)[:2])) if torch_version else _LAST_ENTRY_STAYS
-            begin = last + 1 if version >= _LAST_ENTRY_STAYS else max(last, 0)
+            begin = last + 1 if _version(torch_version) >= _LAST_ENTRY_STAYS else max(last, 0)
             divisions[begin:] = [int(parts)] * (_NUM_DIVISIONS - begin)
             continue
         index = min(max(int(entry).bit_length() - 1, 0), _NUM_DIVISIONS - 1)
@@ -207,6 +258,17 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Keeper:
+    """A variable that holds more after each step."""
+
+    name: str
+    what: str
+    """`a list of tensors that grows`"""
+    where: str
+    """The line that adds to it, else its file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MissingFunction:
     """A function of CUDA's that was called and that the virtual GPU does not have."""
 
@@ -270,6 +332,13 @@ class Trace:
     library: LibraryCalls
     used_by_others_bytes: int = 0
     """Of the card, by whoever else is on it."""
+    labels: Labels = field(default_factory=Labels)
+    spans: Spans = field(default_factory=Spans)
+    owners: tuple[str, ...] = ()
+    """Names and places, by the number labels and spans use."""
+    keepers: tuple[Keeper, ...] = ()
+    engine: Engine = "virtual"
+    """How it was made: files from before there were two do not say."""
 
     def library_functions(self) -> set[str]:
         """The functions of NVIDIA's libraries that were called."""

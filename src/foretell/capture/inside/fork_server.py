@@ -56,11 +56,15 @@ def import_all(modules: list[str]) -> None:
     """What every run would import, so that the forks share it."""
     import torch
 
+    importlib.import_module("foretell_inside.fake_cuda.packages").complete_torchvision(torch)
     sys.modules[INITIALISES_CUDA] = None  # type: ignore[assignment]
+    is_available = torch.cuda.is_available
+    torch.cuda.is_available = lambda: True  # it will be, in the forks; packages ask once and remember
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what the first optimizer of a process imports
     for name in modules:
         with contextlib.suppress(ImportError):  # the run that needs it fails, and says so
             importlib.import_module(name)
+    torch.cuda.is_available = is_available
     del sys.modules[INITIALISES_CUDA]
     for name in ("torch_hooks", "overlay", "offline"):
         importlib.import_module(f"foretell_inside.{name}")
@@ -93,7 +97,10 @@ def has_ended(child: int, deadline: float | None) -> bool:
 
 
 def check_card(total_bytes: int) -> None:
-    """The card is read once: an import that asked for it before the fork would have fixed it for all runs."""
+    """The card is read once: an import that asked for it before the fork would have fixed it for all runs. The CPU
+    engine has no such card."""
+    if not hasattr(ctypes.CDLL(None), "foretell_card"):
+        return
     name, total, context = ctypes.create_string_buffer(256), ctypes.c_int64(), ctypes.c_int64()
     ctypes.CDLL(None).foretell_card(name, len(name), ctypes.byref(total), ctypes.byref(context))
     if total.value != total_bytes:
@@ -109,7 +116,11 @@ def in_fork(job: dict[str, Any], inside: Any) -> NoReturn:
     for ours, theirs in ((null, 0), (output, 1), (output, 2)):
         os.dup2(ours, theirs)
     del os.environ[ASKS_NVML]
-    os.environ.update(job["environment"])
+    for name, value in job["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     check_card(job["total_bytes"])
     sys.argv[:] = job["argv"]
     sys.path[0] = os.path.dirname(os.path.abspath(job["argv"][0]))

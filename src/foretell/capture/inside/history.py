@@ -130,13 +130,18 @@ def window(device: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
                 if frame_id != NO_STACK:
                     ids.append(frame_id)
             stack_id = stacks.setdefault(tuple(ids), len(stacks))
-        rows.append([entry["action"], entry.get("addr", 0), entry["size"], entry["stream"], entry["time_us"], stack_id])
+        rows.append([entry["action"], _address(entry), entry["size"], entry["stream"], entry["time_us"], stack_id])
     return {
         "device": device,
         "entries": rows,
         "stacks": [list(stack) for stack in stacks],
         "frames": [list(frame) for frame in frames],
     }
+
+
+def _address(entry: dict[str, Any]) -> int:
+    """Running out of memory has none; PyTorch says in its place what was free on the card."""
+    return int(entry.get("addr", entry.get("device_free", 0)))
 
 
 def _is_python(filename: str) -> bool:

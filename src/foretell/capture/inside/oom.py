@@ -16,8 +16,8 @@ def install(run: Run, torch: Any) -> None:
     def on_out_of_memory(device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
         try:
             message = (
-                f"CUDA out of memory. Tried to allocate {_size(requested_bytes)}. GPU {device} has a total capacity of "
-                f"{_size(total_bytes)} of which {_size(free_bytes)} is free."
+                f"CUDA out of memory. Tried to allocate {format_size(requested_bytes)}. GPU {device} has a total "
+                f"capacity of {format_size(total_bytes)} of which {format_size(free_bytes)} is free."
             )
             run.journal.write(
                 "oom",
@@ -36,7 +36,7 @@ def install(run: Run, torch: Any) -> None:
     torch._C._cuda_attach_out_of_memory_observer(on_out_of_memory)
 
 
-def _size(num_bytes: int) -> str:
+def format_size(num_bytes: int) -> str:
     """As c10/cuda/CUDACachingAllocator.cpp `format_size` writes it."""
     if num_bytes <= 1024:
         return f"{num_bytes} bytes"

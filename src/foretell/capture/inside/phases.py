@@ -19,7 +19,8 @@ the next batch of a DataLoader tells forward (gradients on) from evaluation (off
 from __future__ import annotations
 
 import inspect
-from functools import wraps
+import weakref
+from functools import partial, wraps
 from typing import Any
 
 from .run import Run
@@ -31,7 +32,6 @@ class Phases:
         self._run = run
         self._torch: Any = None
         self._hook: Any = None
-        self._is_compiling = False
         self._cuda_is_up = False
         self.num_evaluation_forwards = 0
         """Grows with each root forward on the GPU with gradients disabled."""
@@ -53,7 +53,7 @@ class Phases:
         """The next root forward is to be marked."""
         if self._torch is None or not self._cuda_is_up:
             return
-        if self._is_compiling:
+        if self._run.is_compiling:
             if self._run.phase in ("other", "evaluation"):
                 self._mark_forward()
         elif self._hook is None:
@@ -87,6 +87,8 @@ class Phases:
             self._stop_looking()
             self._run.enter("backward")
             self.num_backwards += 1
+            for call in self._run.before_backward:
+                self._run.guarded("backward", partial(call, (args, kwargs)))
             try:
                 return original(*args, **kwargs)
             finally:
@@ -94,7 +96,7 @@ class Phases:
                     self._run.enter("backward")
                 else:
                     self._run.enter("optimizer" if self._run.is_in_optimizer_step else "other")
-                    if not self._is_compiling:
+                    if not self._run.is_compiling:
                         self.look_for_forward()
 
         return marked
@@ -102,9 +104,14 @@ class Phases:
     def _noting_compilation(self, original: Any) -> Any:
         @wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
-            if not _is_library_function(args[0] if args else kwargs.get("model")):
-                self._is_compiling = True
+            compiled = args[0] if args else kwargs.get("model")
+            if not _is_library_function(compiled):
+                self._run.is_compiling = True
                 self._stop_looking()
+                if isinstance(compiled, self._torch.nn.Module):
+                    self._run.compiled.append(weakref.ref(compiled))
+                for call in self._run.when_compiling:
+                    call()
             return original(*args, **kwargs)
 
         return noted

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -26,6 +27,16 @@ class Run:
         self.phase = "other"
         self.is_in_optimizer_step = False
         self.phases_seen: list[str] = []
+        self.on_phase: list[Callable[[str], None]] = []
+        """Called with the phase that begins."""
+        self.before_backward: list[Callable[[Any], None]] = []
+        """Called with the tensors a backward pass starts from."""
+        self.compiled: list[weakref.ref[Any]] = []
+        """The models the script has had compiled."""
+        self.is_compiling = False
+        """The script has called torch.compile."""
+        self.when_compiling: list[Callable[[], None]] = []
+        """Called each time it does."""
         self.after_step: list[Callable[[], None]] = []
         """Called after each counted step."""
         self.last_after_step: Callable[[], None] = lambda: None
@@ -41,6 +52,8 @@ class Run:
         if phase != "other" and phase not in self.phases_seen:
             self.phases_seen.append(phase)
         self.journal.write("phase", phase=phase, step=self.num_steps)
+        for call in self.on_phase:
+            call(phase)
 
     def caveat(self, text: str) -> None:
         self.journal.write("caveat", text=text)

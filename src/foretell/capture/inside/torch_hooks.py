@@ -5,21 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import distributed, kernels, oom, skip_init, values_hooks
+from . import alternatives, distributed, fake_cuda, kernels, oom, skip_init, values_hooks
 from .autograd_threads import wait_for_autograd
 from .history import History
+from .keepers import Keepers
+from .labels import Labels
 from .loaders import Loaders
+from .modules import Modules
+from .owners import Owners
 from .peaks import Peaks
 from .phases import Phases
 from .run import Run
 from .steps import Steps
 from .stopping import Stopping
+from .survey import Survey
 from .trainers import Trainers
 from .unimplemented import Unimplemented
 
 
 def install_torch_hooks(run: Run, torch: Any) -> None:
-    run.journal.write("torch", version=torch.__version__, cuda=torch.version.cuda, cudnn=_cudnn_version(torch))
+    is_fake = run.options.engine == "cpu" or (run.options.engine == "auto" and torch.version.cuda is None)
+    engine = "cpu" if is_fake else "virtual"
+    cuda, cudnn = torch.version.cuda, _cudnn_version(torch)
+    run.journal.write("torch", version=torch.__version__, cuda=cuda, cudnn=cudnn, engine=engine)
+    if is_fake:
+        fake_cuda.install(run, torch)
     peaks, phases, trainers = Peaks(), Phases(run), Trainers(run)
     loaders = Loaders(run, peaks, phases)
     options = run.options
@@ -27,14 +37,16 @@ def install_torch_hooks(run: Run, torch: Any) -> None:
         ("peaks", True, lambda: peaks.install(run, torch)),
         ("optimizer steps", True, lambda: Steps(run, peaks).install()),
         ("phases", options.phases, lambda: phases.install(torch)),
-        ("the start of CUDA", True, lambda: _when_cuda_starts(run, torch, phases)),
+        ("the start of CUDA", True, lambda: _when_cuda_starts(run, torch, phases, engine)),
         ("trainers", options.steps != "all", trainers.install),
         ("DataLoaders", options.steps != "all", lambda: loaders.install(torch)),
         ("the end of training", options.steps != "all", Stopping(run, peaks, loaders, trainers).install),
         ("weight initialisation", options.skip_init, lambda: skip_init.install(run, torch)),
         ("torch.distributed", options.guards, lambda: distributed.install(run, torch)),
-        ("values", options.values, lambda: values_hooks.install(run, torch)),
-        ("unimplemented functions", True, lambda: Unimplemented(run, torch).install()),
+        ("values", options.values and not is_fake, lambda: values_hooks.install(run, torch)),
+        ("unimplemented functions", not is_fake, lambda: Unimplemented(run, torch).install()),
+        ("what could be done otherwise", options.survey, lambda: Survey(run, torch, peaks).install()),
+        ("what is done otherwise", bool(options.alternatives), lambda: alternatives.install(run, torch)),
     ]
     for name, is_on, install in hooks:
         if is_on:  # one hook that does not fit this torch must not take the others with it
@@ -42,7 +54,7 @@ def install_torch_hooks(run: Run, torch: Any) -> None:
     run.before_end.append(lambda: wait_for_autograd(torch))
 
 
-def _when_cuda_starts(run: Run, torch: Any, phases: Phases) -> None:
+def _when_cuda_starts(run: Run, torch: Any, phases: Phases, engine: str) -> None:
     def cuda_starts() -> None:
         # Not before: asking torch for it makes CUDA unusable in children forked later, initialised or not.
         arch_list = _arch_list(torch)
@@ -56,10 +68,21 @@ def _when_cuda_starts(run: Run, torch: Any, phases: Phases) -> None:
         oom.install(run, torch)
         if run.options.history:
             History(run).install(torch)
+        if run.options.history and run.options.attribution:
+            run.guarded("who holds the memory", lambda: _attribute(run, torch, engine))
 
     # torch.cuda._lazy_init runs what is queued right after the driver is up, before the script's first allocation. This
     # is what torch.cuda._lazy_call does, less the stack it formats for each call.
     torch.cuda._queued_calls.append((lambda: run.guarded("the start of CUDA", cuda_starts), []))
+
+
+def _attribute(run: Run, torch: Any, engine: str) -> None:
+    owners = Owners(run)
+    labels = Labels(run, owners)
+    owners.install(torch)
+    labels.install(torch)
+    Keepers(run).install(torch)
+    Modules(run, owners, labels, marks_nodes=engine == "virtual").install(torch)
 
 
 def _arch_list(torch: Any) -> list[str]:
