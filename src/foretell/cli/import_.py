@@ -1,0 +1,73 @@
+"""`foretell import`: a profile that was recorded on the CPU, as the same job on a card."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from foretell.errors import UsageError
+
+_EPILOG = """Record a few training steps on any machine, with any build of torch:
+
+  with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU],
+                              profile_memory=True, record_shapes=True) as profiler:
+      train_three_steps()
+  profiler.export_chrome_trace("profile.json.gz")
+
+examples:
+  foretell import profile.json.gz --gpu rtx-3060
+  foretell import profile.json --gpu 24GiB,sm89 --explain
+  foretell import profile.json --gpu a100-80gb --trace job.trace --json -
+
+exit codes: 0 it fits; 3 it would run out of memory; 2 not a profile that can be used
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "profile", type=Path, metavar="PROFILE", help="written by export_chrome_trace: PROFILE.json or PROFILE.json.gz"
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="a card of `foretell gpus`, or MEMORY,smNN (default: a100-80gb)")
+    parser.add_argument("--context", metavar="SIZE", help="what an empty CUDA process takes on your machine")
+    parser.add_argument("--torch", metavar="VERSION", help="the torch the job will run with (default: 2.15)")
+    parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - is the standard output")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="save the job on that card, for `foretell report`")
+    parser.add_argument("--explain", action="store_true", help="show what each pass does to the peaks")
+
+
+def execute(options: argparse.Namespace) -> int:
+    from foretell import api, cpu, gpus
+    from foretell.cli.files import write_json
+    from foretell.cli.show import exit_code, show_text
+    from foretell.cli.terminal import console, readers_may_leave
+    from foretell.cpu import explain
+    from foretell.trace import save
+    from foretell.units import parse_bytes
+    from foretell.verdict import estimate_of
+
+    gpu = gpus.find(options.gpu or api.DEFAULT_GPU)
+    if not options.gpu:
+        print(f"foretell: no --gpu given; taking {gpu.name}, a large one", file=sys.stderr, flush=True)
+    card = cpu.Card(gpu=gpu, torch=_version(options.torch) if options.torch else cpu.NEWEST_TORCH)
+    context_bytes = parse_bytes(options.context) if options.context else None
+    imported = cpu.import_profile(options.profile, card, context_bytes=context_bytes, explain=options.explain)
+    if options.trace:
+        save(imported.trace, options.trace)
+    estimate = estimate_of(imported.trace)
+    show_text(estimate, is_json=options.json == "-")
+    if options.json:
+        write_json(estimate, options.json)
+    if options.explain:
+        with readers_may_leave():
+            explain.render(imported.passes, console(stderr=options.json == "-"))
+    return exit_code(estimate)
+
+
+def _version(text: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise UsageError(f"--torch {text}: a version is written as in 2.6 or 2.15.0.")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,219 @@
+"""Turns a Chrome trace of torch.profiler into operators and memory events on one line of ticks.
+
+A tick is a place in the order of all begins, ends and memory events: times may be equal, ticks are not, and there is
+room between two of them for what a card does in addition. Standard library only: torch is not needed to read one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import UnsupportedError, UsageError
+from foretell.units import format_bytes
+
+_HOW_TO_RECORD = (
+    "Record one with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, "
+    "record_shapes=True) around a few training steps, and save it with export_chrome_trace."
+)
+_CPU, _CUDA = 0, 1
+"""c10::DeviceType."""
+_OPERATORS = ("cpu_op", "user_annotation", "python_function")
+_ELEMENT_BYTES = {
+    "double": 8, "long int": 8, "long": 8, "int64_t": 8, "unsigned long": 8, "float": 4, "int": 4, "unsigned int": 4,
+    "c10::Half": 2, "c10::BFloat16": 2, "short": 2, "short int": 2, "unsigned short": 2, "bool": 1, "signed char": 1,
+    "unsigned char": 1, "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1,
+}  # fmt: skip
+"""By the name of the C++ type, which is how a profile names element types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """An input, as record_shapes=True tells it."""
+
+    shape: tuple[int, ...]
+    element: str
+
+    @property
+    def element_bytes(self) -> int:
+        return _ELEMENT_BYTES.get(self.element, 4)
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """An operator, an annotation or a Python function, from its begin to its end."""
+
+    name: str
+    begin: int
+    end: int
+    parent: int | None
+    """Number of the one it was called by; None at the top."""
+    is_annotation: bool = False
+    """Named by the script, the profiler or Python; not an operator of PyTorch's."""
+    inputs: tuple[Tensor | None, ...] = ()
+    """None where an argument is no tensor."""
+    values: tuple[str, ...] = ()
+    """The arguments that are no tensors, as text; empty ones where they are."""
+    sequence: int | None = None
+    """Numbers the nodes of the autograd graph: a node has the number of the operator that made it."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self.inputs if tensor is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEvent:
+    tick: int
+    address: int
+    num_bytes: int
+    """Less than nothing where memory is given back."""
+    operator: int | None
+    """The innermost at that moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    operators: tuple[Operator, ...]
+    """In the order of their begins."""
+    memory: tuple[MemoryEvent, ...]
+    num_ticks: int
+    has_shapes: bool
+
+
+def read(path: Path) -> Profile:
+    """Raises `UsageError` for what is no profile, `UnsupportedError` for one that cannot be used."""
+    events = _events(path)
+    memory = [event for event in events if event.get("name") == "[memory]" and isinstance(event.get("args"), dict)]
+    spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in _OPERATORS]
+    if not spans:
+        raise UsageError(f"{path} has no operators: it is no profile of a PyTorch job. {_HOW_TO_RECORD}")
+    if not memory:
+        raise UsageError(f"{path} has no memory events: it was recorded without profile_memory=True. {_HOW_TO_RECORD}")
+    on_cpu = [event for event in memory if event["args"].get("Device Type") == _CPU]
+    on_cuda = [event for event in memory if event["args"].get("Device Type") == _CUDA]
+    if on_cuda:
+        reserved = max(int(event["args"].get("Total Reserved", 0)) for event in on_cuda)
+        raise UnsupportedError(
+            f"{path} was recorded on a GPU, where nothing is left to predict: PyTorch had reserved up to "
+            f"{format_bytes(reserved)} there. A profile of the same job on the CPU can be imported."
+        )
+    if not on_cpu:
+        kinds = sorted({str(event["args"].get("Device Type")) for event in memory})
+        raise UnsupportedError(f"{path} has memory events of device types {', '.join(kinds)} only, none of the CPU.")
+    try:
+        return _on_one_line(spans, on_cpu)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is a damaged profile ({type(error).__name__}: {error}). {_HOW_TO_RECORD}") from None
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    try:
+        data = path.read_bytes()
+        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        document = json.loads(text)
+    except FileNotFoundError:
+        raise UsageError(f"no such profile: {path}. {_HOW_TO_RECORD}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path} is cut off or damaged ({error}). Save it again.") from None
+    except OSError as error:
+        raise UsageError(f"cannot read the profile {path}: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is neither JSON nor gzip. {_HOW_TO_RECORD}") from None
+    except json.JSONDecodeError as error:
+        is_cut = text.lstrip()[:1] in (b"{", b"[") and error.pos >= len(text) - 1000
+        what = "was cut off: its JSON ends too early" if is_cut else "is not JSON"
+        raise UsageError(f"{path} {what} ({error}). {_HOW_TO_RECORD}") from None
+    events = document.get("traceEvents") if isinstance(document, dict) else document
+    if not isinstance(events, list):
+        raise UsageError(f"{path} is JSON without traceEvents, so no profile of torch.profiler. {_HOW_TO_RECORD}")
+    return [event for event in events if isinstance(event, dict)]
+
+
+def _on_one_line(spans: list[dict[str, Any]], memory: list[dict[str, Any]]) -> Profile:
+    """Operators nest by thread: one stack for each."""
+    points: list[tuple[int, int, int, int, dict[str, Any]]] = []  # nanoseconds, kind, order among equals, number, event
+    for number, span in enumerate(spans):
+        begin, length = _nanoseconds(span["ts"]), _nanoseconds(span.get("dur", 0))
+        points.append((begin, 0, -length, number, span))  # the longer one is outside
+        points.append((begin + length, 2, length, -number, span))
+    for number, event in enumerate(memory):
+        points.append((_nanoseconds(event["ts"]), 1, int(event["args"].get("Ev Idx", number)), number, event))
+    points.sort(key=lambda point: point[:4])
+    begins: dict[int, tuple[int, int, int | None]] = {}
+    ends: dict[int, int] = {}
+    stacks: dict[Any, list[int]] = {}
+    events: list[MemoryEvent] = []
+    for tick, (_, kind, _, _, event) in enumerate(points):
+        stack = stacks.setdefault(event.get("tid"), [])
+        if kind == 0:
+            begins[id(event)] = (len(begins), tick, stack[-1] if stack else None)
+            stack.append(len(begins) - 1)
+        elif kind == 2:
+            number = begins[id(event)][0]
+            ends[number] = tick
+            if number in stack:
+                stack.remove(number)
+        else:
+            arguments = event["args"]
+            events.append(
+                MemoryEvent(
+                    tick=tick,
+                    address=int(arguments["Addr"]),
+                    num_bytes=int(arguments["Bytes"]),
+                    operator=stack[-1] if stack else None,
+                )
+            )
+    operators = [_operator(span, *begins[id(span)][1:], ends[begins[id(span)][0]]) for span in spans]
+    operators.sort(key=lambda operator: operator.begin)
+    return Profile(
+        operators=tuple(operators),
+        memory=tuple(events),
+        num_ticks=len(points),
+        has_shapes=any(operator.inputs for operator in operators),
+    )
+
+
+def _nanoseconds(microseconds: Any) -> int:
+    return round(float(microseconds) * 1000)
+
+
+def _operator(span: dict[str, Any], begin: int, parent: int | None, end: int) -> Operator:
+    arguments = span.get("args") or {}
+    sequence = arguments.get("Sequence number")
+    return Operator(
+        name=str(span["name"]),
+        begin=begin,
+        end=end,
+        parent=parent,
+        is_annotation=span.get("cat") != "cpu_op",
+        inputs=tuple(_inputs(arguments.get("Input Dims") or [], arguments.get("Input type") or [])),
+        values=tuple(str(value) for value in arguments.get("Concrete Inputs") or []),
+        sequence=int(sequence) if sequence is not None and int(sequence) >= 0 else None,
+    )
+
+
+def _inputs(shapes: list[Any], types: list[Any]) -> Iterator[Tensor | None]:
+    """A list of tensors is one argument, whose shape is a list of shapes: its tensors are given one by one."""
+    for shape, element in zip(shapes, types, strict=False):
+        if element == "TensorList" or (shape and isinstance(shape[0], list)):
+            yield from (Tensor(shape=tuple(each), element="float") for each in shape if isinstance(each, list))
+        elif element in _ELEMENT_BYTES:
+            yield Tensor(shape=tuple(map(int, shape)), element=str(element))
+        else:
+            yield None

@@ -1,0 +1,509 @@
+"""A profile of the CPU gives what a run on the virtual GPU gives; each rule alone; and what is no profile."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+
+from conftest import TESTS, RunForetell
+from foretell import cpu, gpus
+from foretell.cpu import Card, Job, attention, kernels, optimizers, parameters, passes
+from foretell.cpu.analysis import BEFORE, Block
+from foretell.cpu.libraries import library_calls
+from foretell.cpu.profile import Operator, Tensor
+from foretell.cpu.simulation import simulate
+from foretell.errors import UnsupportedError, UsageError
+from foretell.overhead.workspaces import ruled_workspace
+from foretell.trace import load, save
+from foretell.units import MIB
+from foretell.verdict import estimate_of
+
+CARD = Card(gpu=gpus.find("rtx-3060"))
+JOB = TESTS / "recorded_job.py"
+pytestmark = pytest.mark.xdist_group("import")
+"""They share what was recorded."""
+
+
+# --- profiles by hand -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Span:
+    """An operator and what happens in it: other spans, ("name", bytes) for a birth, "name" for a death."""
+
+    name: str
+    inside: list[Any] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    sequence: int | None = None
+    element: str = "float"
+    is_annotation: bool = False
+
+
+def backward(node: str, sequence: int, *inside: Any) -> Span:
+    return Span(f"autograd::engine::evaluate_function: {node}", list(inside), sequence=sequence)
+
+
+def accumulate(*shape: int) -> Span:
+    inner = Span("torch::autograd::AccumulateGrad", shapes=[list(shape)])
+    return Span("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", [inner])
+
+
+def optimizer(name: str, *inside: Any) -> Span:
+    return Span(f"Optimizer.step#{name}.step", list(inside), is_annotation=True)
+
+
+def document(*script: Any) -> dict[str, Any]:
+    clock, sizes, addresses, events = count(1), {}, {}, []
+
+    def memory(address: int, num_bytes: int) -> None:
+        arguments = {"Addr": address, "Bytes": num_bytes, "Device Type": 0, "Device Id": -1}
+        events.append({"ph": "i", "name": "[memory]", "tid": 1, "ts": next(clock), "args": arguments})
+
+    def walk(item: Any) -> None:
+        if isinstance(item, tuple):
+            name, sizes[name] = item
+            addresses[name] = 4096 * (len(addresses) + 1)
+            memory(addresses[name], sizes[name])
+        elif isinstance(item, str):
+            memory(addresses[item], -sizes[item])
+        else:
+            begin = next(clock)
+            for each in item.inside:
+                walk(each)
+            arguments: dict[str, Any] = {"Input Dims": item.shapes, "Input type": [item.element] * len(item.shapes)}
+            if item.values:
+                arguments["Concrete Inputs"] = item.values
+            if item.sequence is not None:
+                arguments["Sequence number"] = item.sequence
+            kind = "user_annotation" if item.is_annotation else "cpu_op"
+            length = next(clock) - begin
+            events.append(
+                {"ph": "X", "cat": kind, "name": item.name, "tid": 1, "ts": begin, "dur": length, "args": arguments}
+            )
+
+    for item in script:
+        walk(item)
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+def job_of(tmp_path: Path, *script: Any) -> Job:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(document(*script)))
+    return cpu.analyse(cpu.read(path))
+
+
+def sizes(blocks: tuple[Block, ...]) -> list[int]:
+    return sorted(block.num_bytes for block in blocks)
+
+
+def a_step(number: int = 0) -> list[Any]:
+    """One of a layer of 64 x 64, with Adam as the CPU runs it."""
+    at, first = f"{number}", 10 * number + 1
+    transposed = Span("aten::t", shapes=[[64, 64]], sequence=first)
+    product = Span("aten::addmm", [(f"y{at}", 4096)], [[64], [16, 64], [64, 64]], sequence=first + 1)
+    state = [Span("aten::zeros_like", [(f"state{at}", 16384)])] if number == 0 else []
+    return [
+        Span("aten::randn", [(f"sample{at}", 333)]),
+        f"sample{at}",
+        Span("aten::randn", [(f"x{at}", 4096)]),
+        Span("aten::linear", [transposed, product], [[16, 64], [64, 64], [64]], sequence=first),
+        backward("AddmmBackward0", first + 1, Span("aten::mm", [(f"dw{at}", 16384)], [[64, 16], [16, 64]]), f"y{at}"),
+        backward("TBackward0", first),
+        accumulate(64, 64),
+        optimizer("Adam", *state, Span("aten::sqrt", [(f"root{at}", 16384)]), f"root{at}"),
+        f"dw{at}",
+        f"x{at}",
+    ]
+
+
+# --- reading and analysis ---------------------------------------------------------------------------------------------
+
+
+def test_blocks_live_from_birth_to_death_and_have_a_phase(tmp_path: Path) -> None:
+    job = job_of(tmp_path, *a_step())
+    found = {(block.num_bytes, job.phase_of(block), block.category) for block in job.blocks}
+    assert (4096, "forward", "activation") in found
+    assert (16384, "backward", "gradient") in found
+    assert (16384, "optimizer", "optimizer state") in found
+    assert (16384, "optimizer", "temporary") in found
+    assert (4096, "other", "input") in found
+    assert [step.name for step in job.optimizer_steps] == ["Adam"]
+
+
+def test_a_node_belongs_to_the_last_operator_with_its_number(tmp_path: Path) -> None:
+    """Operators without a node show the number of the next one that has one."""
+    script = [Span("aten::to", sequence=1), Span("aten::relu", sequence=1), backward("ReluBackward0", 1)]
+    job = job_of(tmp_path, ("x", 8), *script)
+    assert [job.operators[number].name for number in job.nodes] == ["aten::relu"]
+    assert job.phases == ("other", "forward", "backward")
+
+
+def test_an_address_is_given_again_after_its_block_died(tmp_path: Path) -> None:
+    made = document(Span("aten::empty", [("a", 100)]), "a", Span("aten::empty", [("b", 200)]))
+    for event in made["traceEvents"]:
+        if event["name"] == "[memory]":
+            event["args"]["Addr"] = 4096
+    (tmp_path / "p.json").write_text(json.dumps(made))
+    blocks = cpu.analyse(cpu.read(tmp_path / "p.json")).blocks
+    assert [(block.num_bytes, block.died == inf) for block in blocks] == [(100, False), (200, True)]
+
+
+def test_a_death_without_birth_was_there_before(tmp_path: Path) -> None:
+    made = document(Span("aten::empty", [("a", 100)]), "a")
+    made["traceEvents"] = [e for e in made["traceEvents"] if e.get("args", {}).get("Bytes") != 100]
+    (tmp_path / "p.json").write_text(json.dumps(made))
+    (block,) = cpu.analyse(cpu.read(tmp_path / "p.json")).blocks
+    assert (block.born, block.num_bytes) == (BEFORE, 100)
+
+
+def test_steps_of_the_profiler_win_over_those_of_optimizers(tmp_path: Path) -> None:
+    inside = [Span("aten::empty", [("a", 8)]), optimizer("Adam"), optimizer("Adam")]
+    job = job_of(tmp_path, Span("ProfilerStep#0", inside, is_annotation=True))
+    assert len(job.optimizer_steps) == 2
+    assert job.step_ends == (job.optimizer_steps[1].end,)
+
+
+# --- passes -----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_stay_on_the_host_and_batches_are_moved_when_used(tmp_path: Path) -> None:
+    job = job_of(tmp_path, *a_step())
+    kept = passes.drop_host_tensors(job, CARD)
+    assert 333 not in sizes(kept)
+    (batch,) = [block for block in kept if block.category == "input"]
+    assert job.stretches[0].begin - 1 < batch.born < job.stretches[0].begin
+
+
+def test_a_data_set_stays_on_the_host(tmp_path: Path) -> None:
+    job = job_of(tmp_path, Span("aten::randn", [("dataset", 99 * 4096)]), *a_step())
+    assert 99 * 4096 not in sizes(passes.drop_host_tensors(job, CARD))
+
+
+def test_numbers_wrapped_into_tensors_stay_on_the_host(tmp_path: Path) -> None:
+    script = [Span("aten::mul", [("number", 8), ("result", 8), "number"]), optimizer("Adam", ("step", 4))]
+    job = job_of(tmp_path, *script)
+    assert sizes(passes.drop_scalars(job, CARD)) == [8]
+
+
+def test_scratch_of_onednn_is_dropped_and_its_result_kept(tmp_path: Path) -> None:
+    inside = [("reordered", 5000), Span("aten::empty", [("y", 4000)]), "reordered"]
+    job = job_of(tmp_path, Span("aten::mkldnn_convolution", inside))
+    assert sizes(passes.drop_scratch(job, CARD)) == [4000]
+
+
+def test_parameters_from_before_are_found_by_their_gradients(tmp_path: Path) -> None:
+    job = job_of(tmp_path, *a_step(0), *a_step(1))
+    assert [tensor.shape for tensor in parameters.trained(job)] == [(64, 64)]
+    added = set(passes.add_parameters(job, CARD)) - set(job.blocks)
+    assert [(block.num_bytes, block.category) for block in added] == [(16384, "parameter")]
+
+
+def test_parameters_that_were_recorded_are_not_added_again(tmp_path: Path) -> None:
+    job = job_of(tmp_path, Span("aten::empty", [("weight", 16384)]), *a_step())
+    assert set(passes.add_parameters(job, CARD)) == set(job.blocks)
+
+
+def test_accumulated_backward_passes_are_one_set_of_parameters(tmp_path: Path) -> None:
+    twice = [Span("ProfilerStep#0", [*a_step(0)[3:7], *a_step(1)[3:7]], is_annotation=True)]
+    job = job_of(tmp_path, *twice)
+    assert len(parameters.trained(job)) == 1
+
+
+def test_a_weight_without_gradient_is_found_by_its_use(tmp_path: Path) -> None:
+    def linear(sequence: int) -> Span:
+        transposed = Span("aten::t", shapes=[[32, 64]], sequence=sequence)
+        product = Span("aten::addmm", [], [[32], [16, 64], [64, 32]], sequence=sequence + 1)
+        return Span("aten::linear", [transposed, product], [[16, 64], [32, 64], [32]], sequence=sequence)
+
+    frozen, trained = linear(1), linear(3)
+    job = job_of(tmp_path, ("x", 8), frozen, trained, backward("TBackward0", 3), backward("AddmmBackward0", 4))
+    assert [tensor.shape for tensor in parameters.frozen(job, ())] == [(32, 64)]
+
+
+def test_dropout_masks_have_one_byte_an_element(tmp_path: Path) -> None:
+    mask, result = Span("aten::empty_like", [("mask", 4096)]), Span("aten::mul", [("y", 4096)])
+    job = job_of(tmp_path, Span("aten::dropout", [mask, result], [[16, 64]]))
+    assert sizes(passes.shrink_dropout_masks(job, CARD)) == [1024, 4096]
+
+
+def test_adam_holds_a_list_as_long_as_the_model(tmp_path: Path) -> None:
+    roots = [Span("aten::sqrt", [("a", 4000)]), "a", Span("aten::sqrt", [("b", 8000)]), "b"]
+    job = job_of(tmp_path, optimizer("Adam", Span("aten::zeros_like", [("state", 4000)]), *roots))
+    lists = [block for block in optimizers.rewrite(job, CARD) if block.category == "temporary"]
+    assert sizes(tuple(lists)) == [4000, 8000]
+    assert max(block.born for block in lists) < min(block.died for block in lists)
+
+
+def test_nesterov_adds_in_place_on_a_card(tmp_path: Path) -> None:
+    adds = [Span("aten::add", [("decayed", 16384)]), Span("aten::add", [("nesterov", 16384)]), "nesterov", "decayed"]
+    job = job_of(tmp_path, ("x", 8), accumulate(64, 64), optimizer("SGD", *adds))
+    assert sizes(optimizers.rewrite(job, CARD)) == [8, 16384]
+
+
+def test_an_optimizer_that_the_script_made_foreach_is_left_alone(tmp_path: Path) -> None:
+    job = job_of(tmp_path, optimizer("Adam", Span("aten::_foreach_sqrt", [("a", 4000)]), "a"))
+    assert optimizers.rewrite(job, CARD) == job.blocks
+
+
+def test_state_that_the_first_recorded_step_does_not_make_was_there_before(tmp_path: Path) -> None:
+    job = job_of(tmp_path, *a_step(1))
+    states = [block for block in optimizers.rewrite(job, CARD) if block.category == "optimizer state"]
+    assert [(block.num_bytes, block.born < 0) for block in states] == [(16384, True), (16384, True)]
+
+
+def test_an_unknown_optimizer_is_said(tmp_path: Path) -> None:
+    assert optimizers.unknown_optimizers(job_of(tmp_path, ("x", 8), optimizer("Lion"))) == {"Lion"}
+
+
+@pytest.mark.parametrize(
+    ("element", "width", "has_mask", "gpu", "backend"),
+    [
+        ("float", 64, False, "rtx-3060", "efficient"),
+        ("float", 63, False, "rtx-3060", "math"),
+        ("c10::Half", 64, False, "rtx-3060", "flash"),
+        ("c10::Half", 64, True, "rtx-3060", "efficient"),
+        ("c10::Half", 64, False, "16GiB,sm75", "efficient"),
+        ("c10::BFloat16", 64, False, "16GiB,sm75", "math"),
+        ("double", 64, False, "rtx-3060", "math"),
+    ],
+)
+def test_the_card_chooses_the_attention_kernel(
+    element: str, width: int, has_mask: bool, gpu: str, backend: str
+) -> None:
+    side = Tensor(shape=(2, 4, 128, width), element=element)
+    card = replace(CARD, gpu=gpus.find(gpu))
+    assert attention.backend(side, side, side, has_mask=has_mask, card=card) == backend
+
+
+def test_parts_of_attention_give_way_to_a_fused_kernel(tmp_path: Path) -> None:
+    """2 x 4 heads, 32 long, 64 wide: the matrix goes, the output stays, its copy goes, the log-sum-exp comes."""
+    out, matrix, saved = 2 * 4 * 32 * 64 * 4, 2 * 4 * 32 * 32 * 4, 2 * 4 * 32 * 4
+    bmm = Span("aten::bmm", [("scores", matrix), ("out", out)], [[8, 32, 64], [8, 64, 32]], sequence=1)
+    math = Span("aten::_scaled_dot_product_attention_math", [bmm], [[2, 4, 32, 64]] * 3, sequence=1)
+    copied = Span("aten::contiguous", [("copy", out)], sequence=2)
+    node = backward("BmmBackward0", 1, Span("aten::bmm", [("d_scores", matrix)]), "d_scores", "scores", "out")
+    job = job_of(tmp_path, math, Span("aten::transpose"), copied, node, "copy")
+    blocks = attention.rewrite(job, CARD)
+    assert sizes(tuple(block for block in blocks if block.category == "activation")) == [saved, out]
+    assert matrix not in sizes(blocks)
+    assert attention.replaced_operators(job, CARD) >= {1}
+    assert kernels.WORKSPACES["aten::bmm"](job.operators[1], CARD)
+    assert not [b for b in passes.add_workspaces(job, CARD) if b.category == "workspace"]
+
+
+def operator(name: str, *shapes: tuple[int, ...], values: tuple[str, ...] = (), element: str = "float") -> Operator:
+    inputs = tuple(Tensor(shape=shape, element=element) for shape in shapes)
+    return Operator(name=name, begin=0, end=9, parent=None, inputs=inputs, values=values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "buffers"),
+    [((1024, 256), (2097152, 8)), ((1024, 1024), (8388608, 32)), ((4096, 8000), (24576000, 252)), ((256, 2048), ())],
+)
+def test_sums_over_rows_share_a_buffer(shape: tuple[int, int], buffers: tuple[int, ...]) -> None:
+    """As the real PyTorch asks for on the virtual RTX 3060."""
+    summed = operator("aten::sum", shape, values=("", "[0]", "True", ""))
+    assert kernels.sum_of_rows(summed, CARD) == buffers
+
+
+def test_the_backward_pass_of_an_embedding_sorts_many_indices() -> None:
+    many = operator("aten::embedding_dense_backward", (32, 128, 256), (32, 128), values=("", "", "8000", "-1", "False"))
+    assert max(kernels.embedding_backward(many, CARD)) == 4613120
+    few = operator("aten::embedding_dense_backward", (2, 128, 256), (2, 128), values=("", "", "8000", "-1", "False"))
+    assert kernels.embedding_backward(few, CARD) == ()
+
+
+def test_cublas_has_a_workspace_for_each_call_or_for_each_thread(tmp_path: Path) -> None:
+    job = job_of(tmp_path, *a_step())
+
+    def workspaces(card: Card) -> list[tuple[int, bool]]:
+        blocks = passes.add_workspaces(job, card)
+        return sorted((block.num_bytes, block.died == inf) for block in blocks if block.category == "workspace")
+
+    assert workspaces(CARD) == [(MIB, False), (8519680, False)]
+    assert workspaces(replace(CARD, torch=(2, 6))) == [(MIB, False), (8519680, True), (8519680, True)]
+    assert workspaces(replace(CARD, gpu=gpus.find("h100")))[-1] == (32 * MIB, False)
+
+
+def test_convolutions_take_the_workspace_of_the_rule() -> None:
+    """In bytes as native/convolution.c has them: x and y of 2 x 64 x 16 x 16, w of 64 x 64 x 3 x 3."""
+    x, w = (2, 64, 16, 16), (64, 64, 3, 3)
+    copies = 4 * (2 * 2 * 64 * 16 * 16 + 64 * 64 * 9)
+    assert ruled_workspace((8, 0), "forward", x, x, w, 4) == copies
+    assert ruled_workspace((8, 0), "data", x, x, w, 4) == 2 * copies
+    assert ruled_workspace((8, 0), "weights", x, x, w, 4) == copies + 3 * 4 * 64 * 64 * 9
+    assert ruled_workspace((8, 6), "forward", x, x, w, 4) == 0
+    assert ruled_workspace((8, 0), "forward", x, x, w, 2) == 0
+    assert ruled_workspace((8, 0), "forward", x, x, (64, 64, 1, 1), 4) == 0
+
+
+def test_a_convolution_says_what_it_reads_and_writes(tmp_path: Path) -> None:
+    values = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
+    job = job_of(tmp_path, ("x", 8), Span("aten::convolution", [], [[2, 8, 16, 16], [4, 8, 3, 3]], values))
+    (call,) = library_calls(job, (8, 6))
+    assert (call.x_bytes, call.y_bytes, call.w_bytes) == (16384, 4 * 2 * 4 * 8 * 8, 1152)
+
+
+def test_every_pass_is_pure_and_keeps_births_before_deaths(tmp_path: Path) -> None:
+    job = job_of(tmp_path, *a_step(0), *a_step(1))
+    before = job.blocks
+    done, results = cpu.apply(job, CARD, with_peaks=True)
+    assert job.blocks == before
+    assert all(block.born < block.died for block in done.blocks)
+    assert [result.name for result in results] == ["recorded", *(each.name for each in cpu.PASSES)]
+
+
+# --- simulation -------------------------------------------------------------------------------------------------------
+
+
+def test_the_trace_tells_steps_operators_and_the_engine(tmp_path: Path) -> None:
+    job, _ = cpu.apply(job_of(tmp_path, *a_step(0), *a_step(1)), CARD)
+    trace = simulate(job, CARD.gpu)
+    estimate = estimate_of(trace)
+    assert estimate.engine == "cpu"
+    assert len(estimate.steps) == 2
+    assert estimate.peak.allocated_bytes == max(step.peak_allocated_bytes for step in estimate.steps)
+    assert ("<operator>", 0, "aten::addmm") in trace.frames
+
+
+def test_what_the_backward_pass_takes_shows_its_forward_operator(tmp_path: Path) -> None:
+    trace = simulate(job_of(tmp_path, *a_step()), CARD.gpu)
+    frames = [[trace.frames[frame][2] for frame in stack] for stack in trace.stacks]
+    node = "autograd::engine::evaluate_function: AddmmBackward0"
+    assert ["aten::mm", node, "aten::addmm", "aten::linear"] in frames
+
+
+def test_a_card_that_is_too_small_is_found_to_be_so(tmp_path: Path) -> None:
+    job, _ = cpu.apply(job_of(tmp_path, *a_step()), CARD)
+    gpu = gpus.find(f"{300 << 20},sm86")
+    estimate = estimate_of(simulate(job, gpu, context_bytes=(300 << 20) - 4 * MIB))
+    assert estimate.oom is not None
+    assert (estimate.verdict, estimate.oom.phase) == ("oom", "backward")  # the first product there
+    assert estimate.oom.requested_bytes == 8519680
+
+
+def test_a_trace_from_before_there_were_two_engines_is_of_the_virtual_gpu(tmp_path: Path) -> None:
+    job, _ = cpu.apply(job_of(tmp_path, *a_step()), CARD)
+    save(simulate(job, CARD.gpu), tmp_path / "new.trace")
+    with ZipFile(tmp_path / "new.trace") as new, ZipFile(tmp_path / "old.trace", "w") as old:
+        for name in new.namelist():
+            data = new.read(name)
+            old.writestr(name, data.replace(b',"engine":"cpu"', b"") if name == "trace.json" else data)
+    assert load(tmp_path / "new.trace").engine == "cpu"
+    assert load(tmp_path / "old.trace").engine == "virtual"
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def foretell_import(profile: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "foretell", "import", str(profile), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    done = subprocess.run([sys.executable, str(JOB), str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", ["mlp-sgd", "mlp-adam", "gpt2", "resnet18"])
+def test_a_profile_gives_what_a_run_on_the_virtual_gpu_gives(
+    name: str, recorded: Path, run_foretell: RunForetell
+) -> None:
+    done = foretell_import(recorded / f"{name}.json.gz", "--gpu", "rtx-3060", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    peak = json.loads(done.stdout)["peak"]
+    real = run_foretell(JOB, name)
+    assert real.code == 0, real.tail()
+    assert peak["allocated_bytes"] == pytest.approx(real.peak["allocated_bytes"], rel=0.05)
+    assert peak["reserved_bytes"] == pytest.approx(real.peak["reserved_bytes"], rel=0.10)
+    assert peak["library_bytes"] == real.peak["library_bytes"]
+
+
+def test_it_works_where_torch_is_not_installed(recorded: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from foretell.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["import", str(recorded / "mlp-sgd.json.gz"), "--gpu", "rtx-3060"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "FITS" in done.stdout
+
+
+def test_explain_shows_every_pass_and_the_saved_trace_gives_the_same_report(recorded: Path, tmp_path: Path) -> None:
+    target, first, second = tmp_path / "job.trace", tmp_path / "first.json", tmp_path / "second.json"
+    words = ("--gpu", "rtx-3060", "--explain", "--trace", str(target), "--json", str(first))
+    done = foretell_import(recorded / "mlp-adam.json.gz", *words)
+    assert done.returncode == 0, done.stderr
+    assert all(each.name in done.stdout for each in cpu.PASSES)
+    assert load(target).engine == "cpu"
+    command = [sys.executable, "-m", "foretell", "report", str(target), "--json", str(second)]
+    subprocess.run(command, capture_output=True, check=True)
+    assert json.loads(first.read_text()) == json.loads(second.read_text())
+
+
+def test_out_of_memory_is_exit_code_3(recorded: Path) -> None:
+    words = ("--gpu", f"{300 << 20},sm86", "--context", "280MiB", "--json", "-")
+    done = foretell_import(recorded / "mlp-adam.json.gz", *words)
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "oom"
+
+
+# --- what is no profile -----------------------------------------------------------------------------------------------
+
+
+def on_cuda(made: dict[str, Any]) -> dict[str, Any]:
+    for event in made["traceEvents"]:
+        if event["name"] == "[memory]":
+            event["args"] |= {"Device Type": 1, "Device Id": 0, "Total Reserved": 2 * MIB}
+    return made
+
+
+WHOLE = document(*a_step())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"not JSON at all", "is not JSON"),
+        (b"\x80\x02binary", "neither JSON nor gzip"),
+        (json.dumps(WHOLE).encode()[:-200], "was cut off"),
+        (gzip.compress(json.dumps(WHOLE).encode())[:-40], "cut off or damaged"),
+        (b'{"some": "thing"}', "without traceEvents"),
+        (b'{"traceEvents": []}', "has no operators"),
+        (json.dumps(document(Span("aten::mm"))).encode(), "profile_memory=True"),
+        (json.dumps(document(Span("aten::mm"), ("a", 8))).replace('"Addr"', '"Place"').encode(), "damaged profile"),
+    ],
+)
+def test_what_is_no_profile_is_said_with_what_to_do(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=words) as error:
+        cpu.read(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_profile_of_a_gpu_is_refused_with_what_it_measured(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(on_cuda(document(*a_step()))))
+    with pytest.raises(UnsupportedError, match=r"recorded on a GPU.*2\.0 MiB"):
+        cpu.read(path)
+
+
+def test_a_missing_file_is_exit_code_2(tmp_path: Path) -> None:
+    done = foretell_import(tmp_path / "nothing.json", "--gpu", "rtx-3060")
+    assert done.returncode == 2
+    assert "no such profile" in done.stderr
+    assert "export_chrome_trace" in done.stderr
