@@ -1,0 +1,66 @@
+"""Reads what a survey of the training found (`capture/inside/survey.py`), and which changes a run says it had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    kind: str
+    """Its class: `torch.optim.adamw.AdamW`."""
+    implementation: str | None
+    """foreach, fused or for-loop; None: it has no choice of them."""
+    has_fused: bool
+    state_bytes: int
+    large_state_bytes: int
+    """Of tensors large enough to be kept in 8 bits."""
+    large_state_elements: int
+
+    @property
+    def is_adam(self) -> bool:
+        return self.kind in ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    repeated_class: str | None
+    """The class whose instances keep the most for the backward pass that need not be kept."""
+    repeated_count: int
+    repeated_bytes: int
+    is_autocast: bool
+    parameter_bytes: dict[str, int]
+    """By dtype."""
+    optimizers: tuple[Optimizer, ...]
+    keeps_gradients: bool
+    """zero_grad(set_to_none=False) was called."""
+    late_gradient_bytes: int
+    """Of gradients that were there during the forward, and were set to zero after it."""
+    has_smaller_batch: bool
+    """The last one of an epoch, which the run came to."""
+    has_bitsandbytes: bool
+
+
+def read_survey(folder: Path) -> Survey | None:
+    for line in _lines(folder, "survey"):
+        optimizers = tuple(Optimizer(kind=each.pop("class"), **each) for each in line.pop("optimizers"))
+        return Survey(optimizers=optimizers, **line)
+    return None
+
+
+def read_changes(folder: Path) -> dict[str, dict[str, Any]]:
+    """What was changed, by its word, with what the run says about it."""
+    return {line.pop("name"): line for line in _lines(folder, "alternative")}
+
+
+def _lines(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("journal-*.jsonl")):
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if f'"kind": "{kind}"' in text:
+                line = json.loads(text)
+                del line["kind"], line["time_us"]
+                yield line
