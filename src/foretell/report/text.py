@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from foretell.records import Estimate, Gpu, StepPeak
+from foretell.records import Attribution, Category, Estimate, Gpu, StepPeak
+from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
 from foretell.units import GIB, format_bytes
 
 _MAX_WIDTH = 100
 _MAX_STEPS = 8
+_MAX_HOLDERS = 10
+_MAX_LEAKS = 3
+_LEVELS = "▁▂▃▄▅▆▇█"
+_PHASE_STYLES = {"forward": "green", "backward": "cyan", "optimizer": "magenta", "evaluation": "yellow"}
+_CATEGORIES: dict[Category, str] = {
+    "parameter": "blue", "buffer": "bright_blue", "gradient": "cyan", "optimizer_state": "magenta",
+    "activation": "green", "input": "yellow", "temporary": "bright_black", "workspace": "red",
+}  # fmt: skip
 _PARTS = {"allocated": "green", "cache": "cyan", "libraries": "magenta", "context": "blue", "others": "yellow"}
 
 
 def render(estimate: Estimate, console: Console) -> None:
     width = min(console.width, _MAX_WIDTH)
-    parts = [_headline(estimate, width), _memory(estimate), _steps(estimate), _run(estimate), _caveats(estimate)]
+    parts = [
+        _headline(estimate, width), _memory(estimate), _who(estimate, width), _leaks(estimate), _steps(estimate),
+        _run(estimate), _caveats(estimate),
+    ]  # fmt: skip
     console.print(Group(*(part for part in parts if part is not None)), width=width)
 
 
@@ -116,6 +130,80 @@ def _memory(estimate: Estimate) -> RenderableType:
     return Padding(Group(Text("What it held when it ran out:"), table), (1, 2, 0, 2), expand=False)
 
 
+def _who(estimate: Estimate, width: int) -> RenderableType | None:
+    """The peak by category, its largest holders, and the way to it."""
+    attribution = estimate.attribution
+    if attribution is None or not attribution.at_peak:
+        return None
+    blocks = blocks_at_peak(attribution)
+    sizes = by_category(blocks)
+    total = sum(sizes.values())
+    bar, drawn, edge = Text(), 0, 0
+    for category, size in sizes.items():
+        edge += size
+        until = round(edge / total * (width - 4))
+        bar.append("█" * (until - drawn), style=_CATEGORIES[category])
+        drawn = until
+    legend = Columns(
+        [
+            Text.assemble(("■ ", _CATEGORIES[category]), f"{words_of(category)} {format_bytes(size)}")
+            for category, size in sorted(sizes.items(), key=lambda item: -item[1])
+            if size
+        ],
+        padding=(0, 2),
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", show_edge=False)
+    table.add_column("holds", justify="right", no_wrap=True)
+    table.add_column("what", no_wrap=True)
+    table.add_column("module", overflow="fold")
+    table.add_column("line", overflow="fold", style="bright_black")
+    for holder in holders(blocks)[:_MAX_HOLDERS]:
+        many = f" x{holder.num_blocks}" if holder.num_blocks > 1 else ""
+        what = Text.assemble((words_of(holder.category), _CATEGORIES[holder.category]), many)
+        module = Text(holder.name or holder.module or OUTSIDE)
+        table.add_row(format_bytes(holder.bytes), what, module, Text(_file_and_line(holder.where)))
+    title = Text.assemble("At the peak of allocated ", (format_bytes(total), "bold"), ":")
+    parts: list[RenderableType] = [title, bar, legend, Text(), table]
+    if len(attribution.spans) > 1:
+        parts += [Text(), _sparkline(attribution, width - 4)]
+    return Padding(Group(*parts), (1, 2, 0, 2), expand=False)
+
+
+def _sparkline(attribution: Attribution, width: int) -> Text:
+    """Allocated over the run, each column the most of its events; below it where each step begins."""
+    points = timeline(attribution, max_points=width)
+    most = max(point.allocated_bytes for point in points)
+    line, steps, last = Text(), "", -1
+    for point in points:
+        level = round(point.allocated_bytes / most * (len(_LEVELS) - 1)) if most else 0
+        line.append(_LEVELS[level], style=_PHASE_STYLES.get(point.phase, "default"))
+        if point.step != last and len(steps) <= line.cell_len - 1:
+            steps = steps.ljust(line.cell_len - 1) + str(point.step)
+        last = point.step
+    legend = Text("memory over the steps: ")
+    for phase, style in _PHASE_STYLES.items():
+        if any(point.phase == phase for point in points):
+            legend.append("■ ", style).append(f"{_phase_words(phase)}  ")
+    return Text("\n").join([line, Text(steps[:width], style="bright_black"), legend])
+
+
+def _leaks(estimate: Estimate) -> RenderableType | None:
+    if not estimate.leaks:
+        return None
+    lines = [
+        Text.assemble(
+            ("LEAK ", "bold red"),
+            f" {format_bytes(leak.bytes_per_step)} more after each step, made at ",
+            (_short(leak.where) if leak.where else leak.module or "an unknown line", "bold"),
+            f"; {leak.num_blocks} blocks, {format_bytes(leak.held_bytes)} so far. ",
+            f"Held by {', '.join(leak.held_by)}. " if leak.held_by else "",
+            "Keep loss.item() or loss.detach() instead of tensors with their graph, or let go of them.",
+        )
+        for leak in estimate.leaks[:_MAX_LEAKS]
+    ]
+    return Padding(Group(*lines), (1, 2, 0, 2), expand=False)
+
+
 def _steps(estimate: Estimate) -> RenderableType | None:
     """Only when steps differ: else the peak says it all."""
     steps = estimate.steps
@@ -193,6 +281,11 @@ def _caveats(estimate: Estimate) -> RenderableType | None:
 
 def _phase_words(phase: str) -> str:
     return {"optimizer": "optimizer step", "other": "outside of a step"}.get(phase, phase)
+
+
+def _file_and_line(where: str | None) -> str:
+    """Narrow; the JSON has the whole path."""
+    return re.split(r"[/\\]", where)[-1] if where else ""
 
 
 def _short(where: str) -> str:

@@ -1,0 +1,506 @@
+"""The HTML report, in a browser: what it shows against what the attribution says."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conftest import ROOT
+from foretell.records import CATEGORIES, Attribution, Block, Span
+from foretell.report import html
+from foretell.units import MIB, format_bytes
+from report_data import ADVICE, LEAKS, estimate_for, transformer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+PAGE = ROOT / "src/foretell/report/page.html"
+SOURCES = ROOT / "web/report"
+MAX_FILE_BYTES = 15_000_000
+CHROMIUM_OPTIONS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+@cache
+def run() -> Attribution:
+    return transformer(num_layers=3, num_steps=3, vocabulary=2000)
+
+
+def levels(attribution: Attribution, event: int) -> dict[str, int]:
+    """By category, computed as slowly and plainly as can be."""
+    found = dict.fromkeys(CATEGORIES, 0)
+    for block in attribution.blocks:
+        if block.begin <= event and (block.end is None or block.end > event):
+            found[block.category] += block.bytes
+    return {category: size for category, size in found.items() if size}
+
+
+def alive(attribution: Attribution, event: int) -> list[Block]:
+    return [each for each in attribution.blocks if each.begin <= event and (each.end is None or each.end > event)]
+
+
+# Without a browser
+
+
+def test_the_page_was_built_from_the_sources_that_are_here() -> None:
+    digest = hashlib.sha256()
+    files = {str(path.relative_to(SOURCES)): path for path in SOURCES.rglob("*") if path.is_file()}
+    for name in sorted(name for name in files if not name.startswith("node_modules")):
+        digest.update(name.encode() + b"\0" + files[name].read_bytes() + b"\0")
+    built_from = re.search(r'name="sources" content="(\w+)"', PAGE.read_text())
+    assert built_from is not None
+    assert built_from[1] == digest.hexdigest(), "web/report has changed: run `make page` and commit page.html"
+
+
+def test_the_licences_of_what_the_page_contains_are_in_it() -> None:
+    comment = PAGE.read_text().split("-->")[0]
+    for name in ("preact", "@preact/signals", "@preact/signals-core", "uplot", "d3-hierarchy"):
+        assert re.search(rf"^{name} [\d.]+ \((MIT|ISC)\)$", comment, re.MULTILINE), name
+    assert comment.lower().count("copyright") >= 5
+
+
+def test_the_lock_file_names_no_registry() -> None:
+    assert '"resolved"' not in (SOURCES / "package-lock.json").read_text()
+
+
+def test_equal_runs_give_equal_files() -> None:
+    assert html.render(estimate_for(run()), run()) == html.render(estimate_for(run()), run())
+
+
+def test_labels_and_strings_are_written_once() -> None:
+    columns = html.columns(run())
+    assert len(columns["strings"]) == len(set(columns["strings"]))
+    labels = list(zip(*columns["labels"].values(), strict=True))
+    assert len(labels) == len(set(labels)) < len(run().blocks) / 2
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    reason = "playwright is not installed: make browser"
+    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=chromium, args=CHROMIUM_OPTIONS)
+        yield opened
+        opened.close()
+
+
+OpenPage = Callable[..., "Page"]
+
+
+@pytest.fixture
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[OpenPage]:
+    """Shows a page; afterwards nothing may have been complained about or asked of the network."""
+    pages: list[Page] = []
+    complaints: list[str] = []
+
+    def show(page_html: str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> Page:
+        file = tmp_path / f"page-{len(pages)}.html"
+        file.write_text(page_html, encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+        page.set_default_timeout(10_000)
+        pages.append(page)
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.append(request.url) if request.url != file.as_uri() else None)
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-ready]", timeout=60_000)
+        return page
+
+    yield show
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def page(open_page: OpenPage) -> Page:
+    return open_page(html.render(replace(estimate_for(run()), advice=ADVICE, leaks=LEAKS), run()))
+
+
+def chosen_event(page: Page) -> int:
+    found = re.search(r"event ([\d,]+)", page.locator(".moment").inner_text())
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
+def shown_range(page: Page) -> tuple[int, int]:
+    chart = page.locator(".chart")
+    return int(chart.get_attribute("data-from") or -1), int(chart.get_attribute("data-to") or -1)
+
+
+def first_row(page: Page) -> Block:
+    return run().blocks[int(page.locator("#row-0").get_attribute("data-block") or -1)]
+
+
+def count_of_rows(page: Page) -> int:
+    return int(page.locator("#block-count").inner_text().split()[0].replace(",", ""))
+
+
+def width_of(locator: Locator) -> float:
+    return locator.evaluate("element => element.clientWidth")
+
+
+def colours_in(page: Page, canvas: str) -> int:
+    return page.evaluate(
+        """canvas => {
+            const { width, height } = canvas;
+            return new Set(new Uint32Array(canvas.getContext("2d").getImageData(0, 0, width, height).data.buffer)).size;
+        }""",
+        page.locator(canvas).first.element_handle(),
+    )
+
+
+def test_the_header_says_verdict_card_and_peaks(page: Page) -> None:
+    estimate = estimate_for(run())
+    header = page.locator("header").inner_text()
+    assert page.locator(".verdict").inner_text() == "FITS"
+    for said in (estimate.gpu.device_name, "torch 2.15.0+cu132", "CUDA 13.2", estimate.caveats[0]):
+        assert said in header
+    for size in (estimate.peak.allocated_bytes, estimate.peak.reserved_bytes, estimate.peak.device_low_bytes):
+        assert format_bytes(size) in header
+    page.locator("details.about summary").click()
+    assert " ".join(estimate.command) in page.locator("details.about").inner_text()
+
+
+def test_a_run_out_of_memory_says_where_and_pytorchs_words(open_page: OpenPage) -> None:
+    estimate = estimate_for(run(), is_out_of_memory=True)
+    assert estimate.oom is not None
+    header = open_page(html.render(estimate, run())).locator("header").inner_text()
+    for said in ("OUT OF MEMORY", "step 1, backward", "llm/train.py:62", estimate.oom.message):
+        assert said in header
+
+
+def test_advice_and_leaks_are_shown_only_when_there_are_any(page: Page, open_page: OpenPage) -> None:
+    rows = page.locator(".advice tbody tr").all_inner_texts()
+    for advice, row in zip(ADVICE, rows, strict=True):
+        assert advice.how in row
+        assert format_bytes(advice.saved_bytes) in row
+    assert "llm/train.py:66" in page.locator(".leaks").inner_text()
+    assert "losses (a list of tensors that grows" in page.locator(".leaks").inner_text()
+    without = open_page(html.render(estimate_for(run()), run()))
+    assert without.locator(".advice, .leaks").count() == 0
+
+
+def test_the_charts_are_drawn(page: Page) -> None:
+    for canvas in (".chart canvas", ".strip canvas"):
+        assert colours_in(page, canvas) > 5, canvas
+    assert page.locator(".tile").count() > 2
+
+
+def test_the_page_opens_at_the_peak(page: Page) -> None:
+    assert chosen_event(page) == run().peak_event
+    peak = sum(run().blocks[i].bytes for i in run().at_peak)
+    assert page.get_by_test_id("moment-allocated").inner_text() == format_bytes(peak)
+    legend = {
+        category: page.locator(f".legend [data-category={category}]").inner_text()
+        for category in levels(run(), run().peak_event)
+    }
+    assert legend == {category: format_bytes(size) for category, size in levels(run(), run().peak_event).items()}
+
+
+@pytest.mark.parametrize("share", [0.02, 0.35, 0.6, 0.98])
+def test_hovering_shows_the_bytes_of_each_category(page: Page, share: float) -> None:
+    over = page.locator(".u-over")
+    over.hover(position={"x": width_of(over) * share, "y": 100})
+    tooltip = page.locator(".chart .tooltip")
+    event = int(tooltip.get_attribute("data-event") or -1)
+    assert abs(event - share * run().num_events) < run().num_events / 100
+    cells = tooltip.locator("[data-bytes]")
+    shown = cells.evaluate_all("cells => cells.map(({ dataset }) => [dataset.category, Number(dataset.bytes)])")
+    assert dict(shown) == levels(run(), event)
+    span = [each for each in run().spans if each.begin <= event][-1]
+    assert f"step {span.step}" in tooltip.inner_text()
+
+
+def test_the_highest_event_of_a_pixel_is_the_one_that_is_shown(open_page: OpenPage) -> None:
+    """One event of 50,000 is the peak; were pixels sampled, it would be lost."""
+    small = replace(run().blocks[0], bytes=MIB, requested_bytes=MIB)
+    blocks = [replace(small, begin=2 * i, end=2 * i + 1) for i in range(25_000)]
+    blocks[17_771] = replace(blocks[17_771], bytes=1000 * MIB, requested_bytes=1000 * MIB)
+    peak = 2 * 17_771
+    spike = Attribution(
+        num_events=50_000, blocks=tuple(blocks), spans=(Span(begin=0, step=0, phase="forward"),),
+        reserved=((0, 1000 * MIB),), peak_event=peak, at_peak=(17_771,), segments=(),
+        fragmentation_bytes=0, slack_bytes=0,
+    )  # fmt: skip
+    page = open_page(html.render(estimate_for(run()), spike))
+    over = page.locator(".u-over")
+    over.hover(position={"x": width_of(over) * peak / 50_000, "y": 100})
+    assert page.locator(".chart .tooltip").get_attribute("data-event") == str(peak)
+    assert "1000 MiB" in page.locator(".chart .tooltip").inner_text()
+
+
+def test_clicking_a_moment_shows_it_everywhere(page: Page) -> None:
+    over = page.locator(".u-over")
+    over.click(position={"x": 300, "y": 200})
+    event = chosen_event(page)
+    assert event != run().peak_event
+    held = alive(run(), event)
+    assert count_of_rows(page) == len(held)
+    assert format_bytes(sum(block.bytes for block in held)) in page.locator("#block-count").inner_text()
+    page.locator(".crumbs button").first.click()
+    assert f"in {len(held):,} blocks" in page.locator(".crumbs").inner_text()
+    page.locator("#to-peak").click()
+    assert chosen_event(page) == run().peak_event
+    assert count_of_rows(page) == len(run().at_peak)
+
+
+def test_wheel_drag_and_buttons_zoom(page: Page) -> None:
+    whole = (0, run().num_events - 1)
+    assert shown_range(page) == whole
+    over = page.locator(".u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
+    page.mouse.wheel(0, -200)
+    page.wait_for_function("document.querySelector('.chart').dataset.from > 0")
+    wheeled = shown_range(page)
+    assert wheeled[1] < whole[1]
+
+    page.mouse.dblclick(box["x"] + 200, box["y"] + 100)
+    assert shown_range(page) == whole
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 100, steps=4)
+    page.mouse.up()
+    assert shown_range(page) == pytest.approx((whole[1] * 0.25, whole[1] * 0.5), rel=0.02)
+
+    page.locator("#reset").click()
+    assert shown_range(page) == whole
+    page.get_by_label("Show a step").select_option(label="Step 1")
+    begins = [span.begin for span in run().spans if span.step == 1]
+    assert shown_range(page)[0] == begins[0]
+
+
+def test_zoomed_to_single_events_the_chart_is_exact(page: Page) -> None:
+    for _ in range(8):
+        page.get_by_label("Zoom in").click()
+    page.locator(".u-over").hover(position={"x": 600, "y": 100})
+    tooltip = page.locator(".chart .tooltip")
+    assert "highest of" not in tooltip.inner_text()
+    first, last = shown_range(page)
+    assert first <= int(tooltip.get_attribute("data-event") or -1) <= last < first + 50
+
+
+def test_the_timeline_obeys_the_keyboard(page: Page) -> None:
+    page.locator(".chart").focus()
+    page.keyboard.press("ArrowRight")
+    assert chosen_event(page) > run().peak_event
+    page.keyboard.press("p")
+    assert chosen_event(page) == run().peak_event
+    page.keyboard.press("+")
+    assert shown_range(page)[1] - shown_range(page)[0] == pytest.approx(run().num_events / 2, abs=2)
+    page.keyboard.press("0")
+    assert shown_range(page) == (0, run().num_events - 1)
+
+
+def test_the_treemap_opens_and_closes_by_mouse_and_keyboard(page: Page) -> None:
+    crumbs = page.locator(".crumbs")
+    assert crumbs.inner_text().split("\n")[0].startswith("all")
+    before = page.locator(".tile").count()
+    page.locator(".tile", has_text="layers.1").click()
+    assert "layers.1" in crumbs.inner_text()
+    inside = [each for each in alive(run(), run().peak_event) if each.module and ".layers.1." in each.module]
+    assert format_bytes(sum(each.bytes for each in inside)) in crumbs.inner_text()
+    page.locator(".tile").first.focus()
+    page.keyboard.press("Escape")
+    page.wait_for_function("count => document.querySelectorAll('.tile').length == count", arg=before)
+    page.wait_for_function("document.activeElement.className == 'tile'")
+    page.keyboard.press("ArrowRight")
+    second = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    page.keyboard.press("Enter")
+    crumbs.get_by_text(second.split(":")[0]).first.wait_for()
+    page.wait_for_function("document.activeElement.className == 'tile'")  # once it is drawn
+
+
+@pytest.mark.parametrize(
+    ("grouping", "expected"), [("category", "optimizer state"), ("source", "llm/train.py"), ("module", "layers.0")]
+)
+def test_holders_are_grouped_as_chosen(page: Page, grouping: str, expected: str) -> None:
+    page.locator(f"[data-grouping={grouping}]").click()
+    assert expected in page.locator(".list").inner_text()
+
+
+def test_blocks_of_a_holder_are_found_in_the_table(page: Page) -> None:
+    page.locator("[data-grouping=category]").click()
+    page.locator(".list button", has_text="parameter").click()
+    page.locator("#show-blocks").click()
+    expected = [each for each in alive(run(), run().peak_event) if each.category == "parameter"]
+    assert count_of_rows(page) == len(expected)
+
+
+def test_a_segment_says_which_block_is_where(page: Page) -> None:
+    largest = max((s for s in run().segments if any(b is not None for _, _, b in s.parts)), key=lambda s: s.bytes)
+    block = next(run().blocks[number] for _, _, number in largest.parts if number is not None)
+    page.locator(".strip canvas").first.hover(position={"x": 3, "y": 5})
+    said = page.locator(".strip .tooltip").inner_text()
+    assert f"{block.bytes:,} bytes" in said
+    assert block.module is not None
+    assert block.module in said
+    summary = page.locator("#segments > p").first.inner_text()
+    assert f"{len(run().segments)} segments" in summary
+    assert format_bytes(run().fragmentation_bytes) in summary
+
+
+def test_segments_are_walked_by_keyboard(page: Page) -> None:
+    page.locator(".strip canvas").first.focus()
+    page.keyboard.press("ArrowRight")
+    first = page.locator(".strip .tooltip").inner_text()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".strip .tooltip").inner_text() != first
+
+
+def test_the_table_sorts(page: Page) -> None:
+    page.locator("#only-alive").uncheck()
+    assert count_of_rows(page) == len(run().blocks)
+    assert first_row(page).bytes == max(block.bytes for block in run().blocks)
+    page.locator("[data-column=bytes]").click()
+    assert first_row(page).bytes == min(block.bytes for block in run().blocks)
+    page.locator("[data-column=step]").click()
+    assert first_row(page).step == max(block.step for block in run().blocks)
+    page.locator("[data-column=module]").click()
+    assert first_row(page).module == min(block.module for block in run().blocks if block.module)
+    assert page.locator("[aria-sort=ascending]").inner_text().startswith("Module")
+
+
+def test_a_size_says_what_was_requested(page: Page) -> None:
+    page.locator("#only-alive").uncheck()
+    page.get_by_label("Search the blocks").fill("inv_freq")
+    buffer = first_row(page)
+    assert (buffer.bytes, buffer.requested_bytes) == (512, 256)
+    assert page.locator("#row-0 [role=gridcell]").first.get_attribute("title") == "512 B (512 bytes), 256 requested"
+
+
+def test_the_table_searches_all_words(page: Page) -> None:
+    page.locator("#only-alive").uncheck()
+    page.get_by_label("Search the blocks").fill("layers.2 SILU")
+    expected = [each for each in run().blocks if each.operator == "aten::silu" and ".layers.2." in (each.module or "")]
+    assert len(expected) == 3
+    assert count_of_rows(page) == len(expected)
+    assert first_row(page) in expected
+    page.get_by_label("Search the blocks").fill("no such thing")
+    assert "No block is like that." in page.locator(".blocks").inner_text()
+
+
+def test_the_table_filters_by_category(page: Page) -> None:
+    page.locator("[data-filter=activation]").click()
+    page.locator("[data-filter=input]").click()
+    wanted = [each for each in alive(run(), run().peak_event) if each.category in ("activation", "input")]
+    assert count_of_rows(page) == len(wanted)
+    page.locator("[data-filter=activation]").click()
+    page.locator("[data-filter=input]").click()
+    assert count_of_rows(page) == len(run().at_peak)
+
+
+def test_the_table_holds_only_the_rows_in_view_and_reaches_the_last(page: Page) -> None:
+    page.locator("#only-alive").uncheck()
+    assert page.locator(".rows .row").count() < 60
+    page.locator(".blocks").focus()
+    page.keyboard.press("End")
+    last = page.locator(f"#row-{len(run().blocks) - 1}")
+    last.wait_for()
+    smallest = min(block.bytes for block in run().blocks)
+    assert run().blocks[int(last.get_attribute("data-block") or -1)].bytes == smallest
+    page.keyboard.press("Enter")
+    assert chosen_event(page) == run().blocks[int(last.get_attribute("data-block") or -1)].begin
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_theme_follows_the_system_and_the_switch(open_page: OpenPage, scheme: str) -> None:
+    page = open_page(html.render(estimate_for(run()), run()), scheme=scheme)
+    background = "getComputedStyle(document.body).backgroundColor"
+    before = page.evaluate(background)
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    page.locator("#theme").click()
+    assert page.evaluate("document.documentElement.dataset.theme") != scheme
+    assert page.evaluate(background) != before
+
+
+def test_tab_reaches_every_part_and_focus_is_seen(page: Page) -> None:
+    reached: set[str] = set()
+    for _ in range(90):
+        page.keyboard.press("Tab")
+        where, outline = page.evaluate(
+            """() => [document.activeElement.closest("section")?.id ?? "header",
+                      getComputedStyle(document.activeElement).outlineStyle]"""
+        )
+        if page.evaluate("document.activeElement !== document.body"):
+            reached.add(where)
+            assert outline != "none", page.evaluate("document.activeElement.outerHTML")
+    assert {"header", "timeline", "holders", "segments", "blocks"} <= reached
+
+
+def test_nothing_is_wider_than_a_phone(open_page: OpenPage) -> None:
+    estimate = estimate_for(run(), is_out_of_memory=True)
+    page = open_page(html.render(replace(estimate, advice=ADVICE, leaks=LEAKS), run()), width=380)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 380
+    assert colours_in(page, ".chart canvas") > 5
+
+
+def test_names_that_are_html_stay_text(open_page: OpenPage) -> None:
+    evil = "</title></script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'>"
+    blocks = tuple(
+        replace(block, name=evil, module=f"{evil}.inner", operator=evil, where=f"/a/{evil}.py:3")
+        for block in run().blocks
+    )
+    estimate = estimate_for(run(), is_out_of_memory=True)
+    assert estimate.oom is not None
+    estimate = replace(
+        estimate, command=(evil,), caveats=(evil,), torch_version=evil,
+        oom=replace(estimate.oom, message=evil, where=evil), gpu=replace(estimate.gpu, device_name=evil),
+    )  # fmt: skip
+    advice = (replace(ADVICE[0], title=evil, how=evil, price=evil),)
+    leaks = (replace(LEAKS[0], where=evil, module=evil, held_by=(evil,)),)
+    page = open_page(html.render(replace(estimate, advice=advice, leaks=leaks), replace(run(), blocks=blocks)))
+    page.locator("[data-grouping=source]").click()
+    page.locator(".tile").first.hover()
+    page.locator(".strip canvas").first.hover(position={"x": 3, "y": 5})
+    assert page.evaluate("window.broken") is None
+    assert page.locator("img").count() == 0
+    assert evil in page.locator(".caveats").inner_text()
+    assert evil in page.title()
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1])
+def test_a_run_that_holds_nothing_is_shown_too(open_page: OpenPage, num_blocks: int) -> None:
+    nearly_empty = replace(
+        run(), num_events=num_blocks, blocks=run().blocks[:num_blocks], spans=(), reserved=(), peak_event=0,
+        at_peak=(0,) * num_blocks, segments=(), fragmentation_bytes=0, slack_bytes=0,
+    )  # fmt: skip
+    page = open_page(html.render(estimate_for(run()), nearly_empty))
+    assert count_of_rows(page) == num_blocks
+
+
+def test_half_a_million_events_open(open_page: OpenPage) -> None:
+    """How fast exactly is measured by benchmarks/page.py."""
+    large = transformer(num_layers=32, num_steps=220, hidden=4096, has_equal_batches=False)
+    assert large.num_events >= 500_000
+    assert len(large.blocks) >= 250_000
+    rendered = html.render(estimate_for(large), large)
+    assert len(rendered.encode()) < MAX_FILE_BYTES
+    page = open_page(rendered)
+    assert page.evaluate("performance.getEntriesByName('ready')[0].startTime") < 20_000
+    page.locator("#only-alive").uncheck()
+    assert count_of_rows(page) == len(large.blocks)
+    page.locator(".blocks").focus()
+    page.keyboard.press("End")
+    page.locator(f"#row-{len(large.blocks) - 1}").wait_for()

@@ -1,0 +1,22 @@
+/** Numbers and places as people read them; sizes are written as `foretell.units.format_bytes` writes them. */
+const KIB = 1024, MIB = KIB * 1024, GIB = MIB * 1024;
+
+export function bytes(count: number): string {
+  const sign = count < 0 ? "−" : "", size = Math.abs(count);
+  if (size >= GIB) return `${sign}${(size / GIB).toFixed(2)} GiB`;
+  if (size >= MIB) return `${sign}${(size / MIB).toFixed(size >= 100 * MIB ? 0 : 1)} MiB`;
+  if (size >= KIB) return `${sign}${(size / KIB).toFixed(1)} KiB`;
+  return `${sign}${size} B`;
+}
+
+const grouped = new Intl.NumberFormat("en");
+export const number = (count: number): string => grouped.format(count);
+export const exactBytes = (count: number): string => `${bytes(count)} (${number(count)} bytes)`;
+export const share = (part: number, whole: number): string =>
+  whole > 0 ? `${((100 * part) / whole).toFixed(part * 10 < whole ? 1 : 0)} %` : "";
+export const counted = (count: number, noun: string): string => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+export const words = (name: string): string =>
+  ({ optimizer_state: "optimizer state", optimizer: "optimizer step", other: "outside of a step" })[name] ?? name;
+
+/** The last two names of a path: enough to know the file, and it fits. The whole is in the tooltip. */
+export const shortPath = (path: string): string => path.split("/").slice(-2).join("/");

@@ -1,0 +1,214 @@
+/** Who holds it: a treemap of the chosen moment, coloured by category, and the same as a table. */
+import { useSignal } from "@preact/signals";
+import { hierarchy, treemap, type HierarchyRectangularNode } from "d3-hierarchy";
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import { bytes, counted, exactBytes, share, shortPath, words } from "./format";
+import type { Run } from "./run";
+import type { Choice } from "./state";
+import { follow, holdersAt, interestingPlace, largestFirst, type Grouping, type Holder } from "./tree";
+
+const GROUPINGS: Record<Grouping, string> = { module: "Module", category: "Category", source: "Source line" };
+const MOST_TILES = 160;
+const MOST_ROWS = 12;
+const NAMED_WIDTH = 54; // pixels
+
+export function Holders({ choice }: { choice: Choice }) {
+  const { run } = choice;
+  const grouping = useSignal<Grouping>("module");
+  const root = useMemo(() => holdersAt(run, choice.moment.value, grouping.value), [run, choice.moment.value, grouping.value]);
+  const wanted = useSignal<string[] | null>(null);
+  const { node, names } = follow(root, wanted.value ?? interestingPlace(root));
+  const children = largestFirst(node);
+  const showsAll = useSignal(false);
+  const go = (path: string[]) => {
+    wanted.value = path;
+    showsAll.value = false;
+  };
+  const open = (child: Holder) => {
+    if (child.children.size) go([...names, child.name]);
+    else showBlocks(choice, child, [...names, child.name]);
+  };
+  const up = () => names.length && go(names.slice(0, -1));
+  const rows = showsAll.value ? children : children.slice(0, MOST_ROWS);
+  return (
+    <section id="holders" aria-labelledby="holders-title">
+      <div class="section-head">
+        <h2 id="holders-title">Who holds it</h2>
+        <div class="tools" role="group" aria-label="Group by">
+          {(Object.keys(GROUPINGS) as Grouping[]).map((each) => (
+            <button
+              type="button" data-grouping={each} aria-pressed={grouping.value === each}
+              onClick={() => ((grouping.value = each), (wanted.value = null))}
+            >
+              {GROUPINGS[each]}
+            </button>
+          ))}
+        </div>
+      </div>
+      <nav class="crumbs" aria-label="Place in the tree">
+        {["all", ...names].map((name, depth) => (
+          <>
+            {depth > 0 && <span aria-hidden="true">›</span>}
+            <button type="button" class="link" aria-current={depth === names.length} disabled={depth === names.length} onClick={() => go(names.slice(0, depth))} title={name}>{label(name)}</button>
+          </>
+        ))}
+        <span class="soft">{bytes(node.bytes)} in {counted(node.numBlocks, "block")}, {share(node.bytes, root.bytes)} of all</span>
+        <button type="button" class="link" id="show-blocks" onClick={() => showBlocks(choice, node, names)}>Show these blocks</button>
+      </nav>
+      <div class="holders">
+        <Treemap node={node} holders={children} run={run} open={open} up={up} />
+        <div class="scroll">
+          <table class="list">
+            <caption class="visually-hidden">Who holds memory below {names.at(-1) ?? "all"}, the largest first</caption>
+            <tbody>
+              {rows.map((child) => (
+                <tr key={child.name}>
+                  <th scope="row"><button type="button" class="link" title={child.name} onClick={() => open(child)}>{label(child.name)}</button></th>
+                  <td class="amount" title={exactBytes(child.bytes)}>{bytes(child.bytes)}</td>
+                  <td class="bar"><Bar holder={child} run={run} whole={children[0]?.bytes ?? 0} /></td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          {children.length > rows.length && <button type="button" class="link" onClick={() => (showsAll.value = true)}>and {children.length - rows.length} more</button>}
+        </div>
+      </div>
+    </section>
+  );
+}
+
+function label(name: string): string {
+  return name.includes("/") ? shortPath(name) : words(name);
+}
+
+function showBlocks(choice: Choice, node: Holder, names: string[]): void {
+  choice.place.value = names.length ? { words: names.map(label).join(" › "), labels: node.labels } : null;
+  choice.onlyAlive.value = true;
+  document.getElementById("blocks")?.scrollIntoView({ behavior: "smooth" });
+}
+
+function Bar({ holder, run, whole }: { holder: Holder; run: Run; whole: number }) {
+  return (
+    <div aria-hidden="true">
+      {run.stacking.map((i) => holder.byCategory[i]! > 0 && <span style={{ width: `${(100 * holder.byCategory[i]!) / whole}%`, background: `var(--${run.categories[i]})` }} />)}
+    </div>
+  );
+}
+
+interface Tile {
+  holder: Holder;
+  /** Of the colour; none: the frame around all categories of the holder. */
+  category: number | null;
+  bytes: number;
+  children?: Tile[];
+}
+
+type Rectangle = HierarchyRectangularNode<Tile>;
+
+interface TreemapProps {
+  node: Holder;
+  holders: Holder[];
+  run: Run;
+  open: (child: Holder) => void;
+  up: () => void;
+}
+
+function Treemap({ node, holders, run, open, up }: TreemapProps) {
+  const place = useRef<HTMLDivElement>(null);
+  const width = useSignal(0);
+  const focused = useSignal(0);
+  const isByKeyboard = useRef(false);
+  const hovered = useSignal<Rectangle | null>(null);
+  useEffect(() => {
+    const observer = new ResizeObserver(() => (width.value = place.current!.clientWidth));
+    observer.observe(place.current!);
+    return () => observer.disconnect();
+  }, []);
+  useEffect(() => {
+    if (isByKeyboard.current) focus(0); // the tile that had the focus is gone
+    isByKeyboard.current = false;
+    focused.value = 0;
+  }, [node]);
+  const height = width.value < 500 ? 300 : 380;
+  const tiles = useMemo(() => (width.value ? layout(holders.slice(0, MOST_TILES), run, width.value, height) : []), [node, width.value, height]);
+
+  const onKeyDown = (event: KeyboardEvent) => {
+    const target = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    isByKeyboard.current = true;
+    if (event.key === "Escape" || event.key === "Backspace") up();
+    else if (target) focus(Math.max(0, Math.min(tiles.length - 1, focused.value + target)));
+    else return;
+    event.preventDefault();
+  };
+  const focus = (i: number) => {
+    focused.value = i;
+    (place.current!.querySelectorAll("button")[i] as HTMLElement | undefined)?.focus();
+  };
+  return (
+    <div ref={place} class="treemap" role="group" aria-label="Treemap: arrow keys move, Enter opens, Escape goes up" style={{ height: `${height}px` }} onKeyDown={onKeyDown} onMouseDown={() => (isByKeyboard.current = false)}>
+      {tiles.map((tile, i) => {
+        const { holder } = tile.data;
+        return (
+          <button
+            type="button" key={holder.name} class="tile" tabIndex={i === focused.value ? 0 : -1}
+            aria-label={`${holder.name}: ${bytes(holder.bytes)}, ${share(holder.bytes, node.bytes)}`}
+            style={box(tile, 0, 0)} onClick={() => open(holder)} onFocus={() => (focused.value = i)}
+            onMouseEnter={() => (hovered.value = tile)} onMouseLeave={() => (hovered.value = null)}
+          >
+            {(tile.children ?? []).map((part) => (
+              <span
+                class="fill" key={part.data.category}
+                style={{ ...box(part, tile.x0, tile.y0), background: `var(--${run.categories[part.data.category!]})` }}
+              >
+                {part.x1 - part.x0 > 62 && part.y1 - part.y0 > 20 && bytes(part.data.bytes)}
+              </span>
+            ))}
+            {tile.x1 - tile.x0 > NAMED_WIDTH && tile.y1 - tile.y0 > 34 && <span class="name">{label(holder.name)}</span>}
+          </button>
+        );
+      })}
+      {hovered.value && tiles.includes(hovered.value) && <TileText tile={hovered.value} whole={node.bytes} run={run} width={width.value} height={height} />}
+    </div>
+  );
+}
+
+/** Beside the tile, towards the middle of the treemap. */
+function TileText({ tile, whole, run, width, height }: { tile: Rectangle; whole: number; run: Run; width: number; height: number }) {
+  const { holder } = tile.data;
+  const side = tile.x0 + tile.x1 > width ? { right: `${width - tile.x0 + 4}px` } : { left: `${tile.x1 + 4}px` };
+  const end = tile.y0 + tile.y1 > height ? { bottom: `${height - tile.y1}px` } : { top: `${tile.y0}px` };
+  const isWide = tile.x1 - tile.x0 > width / 2; // no room beside it
+  return (
+    <div class="tooltip" role="tooltip" style={{ ...(isWide ? { left: `${tile.x0 + 12}px` } : side), ...end }}>
+      <strong>{holder.name}</strong>
+      <div>{exactBytes(holder.bytes)}, {share(holder.bytes, whole)}, {counted(holder.numBlocks, "block")}</div>
+      <table>
+        <tbody>
+          {[...run.stacking].reverse().map((c) => holder.byCategory[c]! > 0 && (
+            <tr><th><i style={{ background: `var(--${run.categories[c]})` }} />{words(run.categories[c]!)}</th><td>{bytes(holder.byCategory[c]!)}</td></tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function layout(holders: Holder[], run: Run, width: number, height: number): Rectangle[] {
+  const tile = (holder: Holder): Tile => ({
+    holder, category: null, bytes: holder.bytes,
+    children: run.stacking.filter((c) => holder.byCategory[c]! > 0).map((category) => ({ holder, category, bytes: holder.byCategory[category]! })),
+  });
+  const everything: Tile = { holder: holders[0]!, category: null, bytes: 0, children: holders.map(tile) };
+  if (!holders.length) return [];
+  const root = hierarchy(everything).sum((each) => (each.children ? 0 : each.bytes)).sort((a, b) => (b.value ?? 0) - (a.value ?? 0));
+  const placed = treemap<Tile>()
+    .size([width, height])
+    .paddingInner((each) => (each.depth === 0 ? 3 : 1))
+    .paddingTop((each) => (each.depth === 1 && each.y1 - each.y0 > 34 && each.x1 - each.x0 > NAMED_WIDTH ? 17 : 0))
+    .round(true)(root);
+  return placed.children ?? [];
+}
+
+function box(tile: Rectangle, left: number, top: number) {
+  return { left: `${tile.x0 - left}px`, top: `${tile.y0 - top}px`, width: `${tile.x1 - tile.x0}px`, height: `${tile.y1 - tile.y0}px` };
+}
