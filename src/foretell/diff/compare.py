@@ -1,0 +1,409 @@
+"""Two summaries into a `Difference`: what changed, the largest first, and the sentence that says it."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import TypeVar
+
+from foretell.diff.summary import PEAKS, Held, Summary
+from foretell.report.holders import OUTSIDE, layers_as_one, words_of
+from foretell.units import format_bytes
+
+_CATEGORY_WORDS = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "activation": "activations",
+    "input": "inputs",
+    "temporary": "temporaries",
+    "workspace": "workspaces",
+}
+_MOST = 0.5
+_CLEARLY = 2
+"""So many times the floor, something is more than what may be there unseen."""
+_TRIED = 20
+"""Modules and prefixes that are looked at to find a renaming."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Of something that has bytes."""
+
+    name: str
+    before_bytes: int
+    after_bytes: int
+    count: int = 1
+    """Of how many with names that differ in numbers alone."""
+
+    @property
+    def bytes(self) -> int:
+        return self.after_bytes - self.before_bytes
+
+    @property
+    def share(self) -> float | None:
+        """Of what was there before; None: nothing was."""
+        return self.bytes / self.before_bytes if self.before_bytes else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockChange(Change):
+    """Of the blocks at the peak that have all of this in common; `name` is the module's."""
+
+    operator: str | None
+    category: str
+    tensor: str | None
+    """The parameter or buffer that it is, or that it is the gradient or the state of."""
+    phase: str
+    before_count: int
+    after_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChange:
+    index: int
+    allocated: Change
+    reserved: Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactChange:
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Only what changed, the largest first; None: one of the two does not say."""
+
+    before: Summary
+    after: Summary
+    facts: tuple[FactChange, ...]
+    peaks: tuple[Change, ...]
+    """All of them, in the order of PEAKS, also where nothing changed."""
+    categories: tuple[Change, ...] | None
+    modules: tuple[Change, ...] | None
+    blocks: tuple[BlockChange, ...] | None
+    steps: tuple[StepChange, ...]
+    notes: tuple[str, ...]
+
+    def peak(self, name: str) -> Change:
+        return next(change for change in self.peaks if change.name == name)
+
+
+def compare(before: Summary, after: Summary) -> Difference:
+    notes = _missing(before, after)
+    facts = _facts(before, after)
+    renamed = _renaming(before, after)
+    if renamed is not None:
+        before = _with_modules(before, *renamed)
+        notes.append(f"modules below {renamed[0]} are taken for those below {renamed[1]}")
+    categories = modules = blocks = None
+    if before.categories is not None and after.categories is not None:
+        categories = _changes(before.categories, after.categories)
+    if before.modules is not None and after.modules is not None:
+        floor = max(before.modules_floor_bytes, after.modules_floor_bytes)
+        modules = _changes(_named(before.modules), _named(after.modules), floor=floor)
+        if floor:
+            notes.append(f"modules that held at most {format_bytes(floor)} are not all known")
+    if before.blocks is not None and after.blocks is not None:
+        floor = max(before.blocks_floor_bytes, after.blocks_floor_bytes)
+        blocks = _block_changes(before.blocks, after.blocks, floor)
+        if floor:
+            notes.append(f"blocks of at most {format_bytes(floor)} are not compared one by one: not all are known")
+    return Difference(
+        before=before,
+        after=after,
+        facts=facts,
+        peaks=tuple(
+            Change(name=name, before_bytes=before.peaks[name], after_bytes=after.peaks[name])
+            for name in PEAKS
+            if name in before.peaks and name in after.peaks
+        ),
+        categories=categories,
+        modules=modules,
+        blocks=blocks,
+        steps=_steps(before, after),
+        notes=tuple(notes),
+    )
+
+
+def grown_over(difference: Difference, limit: int | float) -> str | None:
+    """Why the growth is more than is allowed: bytes, or as a float a share of what was there. None: it is not."""
+    if difference.after.verdict == "oom" and difference.before.verdict != "oom":
+        return "it runs out of memory now"
+    for name in ("reserved_bytes", "device_bytes"):
+        change = difference.peak(name)
+        allowed = limit * change.before_bytes if isinstance(limit, float) else limit
+        if change.bytes > allowed:
+            what = name.removesuffix("_bytes")
+            return f"{what} grew by {format_bytes(change.bytes)}, more than {format_bytes(round(allowed))}"
+    return None
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _missing(before: Summary, after: Summary) -> list[str]:
+    notes = []
+    for summary in (before, after):
+        missing = [what for what in ("categories", "modules", "blocks") if getattr(summary, what) is None]
+        if missing:
+            words = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+            notes.append(f"{summary.path} does not say which {words} held the memory: that is not compared")
+        if summary.verdict == "oom":
+            notes.append(f"{summary.path} ran out of memory: its numbers are what it held then, not what it needs")
+    return notes
+
+
+def _facts(before: Summary, after: Summary) -> tuple[FactChange, ...]:
+    def of(summary: Summary) -> dict[str, str]:
+        oom = "out of memory" if summary.oom_step is None else f"out of memory in step {summary.oom_step}"
+        return {
+            "verdict": oom if summary.verdict == "oom" else summary.verdict,
+            "card": summary.gpu,
+            "torch": summary.torch,
+            "CUDA": summary.cuda or "unknown",
+            "engine": summary.engine,
+            "command": shlex.join(_without_folder(summary.command)),
+            "steps": str(len(summary.steps)),
+        }
+
+    pairs = zip(of(before).items(), of(after).values(), strict=True)
+    return tuple(FactChange(name=name, before=old, after=new) for (name, old), new in pairs if old != new)
+
+
+def _without_folder(command: Sequence[str]) -> list[str]:
+    """Where its Python lies is not what changed."""
+    return [PurePath(command[0]).name, *command[1:]] if command else []
+
+
+def _named(modules: Mapping[str | None, int]) -> dict[str, int]:
+    return {OUTSIDE if module is None else module: size for module, size in modules.items()}
+
+
+def _changes(before: Mapping[str, int], after: Mapping[str, int], *, floor: int = 0) -> tuple[Change, ...]:
+    """What one of them does not name held nothing, or at most the floor."""
+    changes = []
+    for name in before.keys() | after.keys():
+        change = Change(name=name, before_bytes=before.get(name, 0), after_bytes=after.get(name, 0))
+        is_in_both = name in before and name in after
+        if change.bytes and (is_in_both or abs(change.bytes) > _CLEARLY * floor):
+            changes.append(change)
+    return _largest_first(changes)
+
+
+def _block_changes(before: Sequence[Held], after: Sequence[Held], floor: int) -> tuple[BlockChange, ...]:
+    """Of blocks above the floor, which are all known on both sides."""
+    groups: dict[Held, list[list[int]]] = defaultdict(lambda: [[], []])
+    for side, blocks in enumerate((before, after)):
+        for block in blocks:
+            if block.bytes > floor:
+                groups[replace(block, bytes=0)][side].append(block.bytes)
+    changes = [
+        BlockChange(
+            name=key.module or OUTSIDE,
+            operator=key.operator,
+            category=key.category,
+            tensor=key.name,
+            phase=key.phase,
+            before_bytes=sum(old),
+            after_bytes=sum(new),
+            before_count=len(old),
+            after_count=len(new),
+        )
+        for key, (old, new) in groups.items()
+        if (sum(old), len(old)) != (sum(new), len(new)) and ((old and new) or max(old + new) > _CLEARLY * floor)
+    ]
+    return _largest_first(changes)
+
+
+def _steps(before: Summary, after: Summary) -> tuple[StepChange, ...]:
+    """Those that both have."""
+    old = {step.index: step for step in before.steps}
+    changes = []
+    for new in after.steps:
+        if new.index not in old:
+            continue
+        was = old[new.index]
+        allocated, reserved = (
+            Change(name=f"step {new.index}", before_bytes=getattr(was, key), after_bytes=getattr(new, key))
+            for key in ("peak_allocated_bytes", "peak_reserved_bytes")
+        )
+        if allocated.bytes or reserved.bytes:
+            changes.append(StepChange(index=new.index, allocated=allocated, reserved=reserved))
+    return tuple(sorted(changes, key=lambda step: (-abs(step.reserved.bytes), -abs(step.allocated.bytes), step.index)))
+
+
+_Kind = TypeVar("_Kind", bound=Change)
+
+
+def _largest_first(changes: Iterable[_Kind]) -> tuple[_Kind, ...]:
+    return tuple(sorted(changes, key=lambda change: (-abs(change.bytes), repr(change))))
+
+
+# --- modules under another name ---------------------------------------------------------------------------------------
+
+
+def _renaming(before: Summary, after: Summary) -> tuple[str, str] | None:
+    """A prefix whose replacement gives most of the modules that went the names of most of those that came."""
+    old, new = ({m for m in (s.modules or ()) if m is not None} for s in (before, after))
+    gone, come = old - new, new - old
+    if len(gone) < 2 or len(come) < 2:
+        return None
+    few = sorted(gone)[:: max(1, len(gone) // _TRIED)]
+    pairs = Counter(pair for module in few for other in come if (pair := _differing_prefix(module, other)) is not None)
+    fitting = {pair: sum(_renamed(module, *pair) in come for module in gone) for pair, _ in pairs.most_common(_TRIED)}
+    best = max(fitting, key=lambda pair: (fitting[pair], pair), default=None)
+    return best if best is not None and fitting[best] > _MOST * max(len(gone), len(come)) else None
+
+
+def _differing_prefix(module: str, other: str) -> tuple[str, str] | None:
+    old, new = module.split("."), other.split(".")
+    while len(old) > 1 and len(new) > 1 and old[-1] == new[-1]:
+        old.pop()
+        new.pop()
+    # Nothing in common at the end says nothing: a root module that has another class is found by what is below it.
+    return (".".join(old), ".".join(new)) if len(old) < module.count(".") + 1 else None
+
+
+def _renamed(module: str | None, old: str, new: str) -> str | None:
+    if module is not None and (module == old or module.startswith(old + ".")):
+        return new + module[len(old) :]
+    return module
+
+
+def _with_modules(summary: Summary, old: str, new: str) -> Summary:
+    modules: Counter[str | None] = Counter()
+    for module, size in (summary.modules or {}).items():
+        modules[_renamed(module, old, new)] += size
+    blocks = summary.blocks
+    return replace(
+        summary,
+        modules=dict(modules),
+        blocks=None if blocks is None else tuple(replace(b, module=_renamed(b.module, old, new)) for b in blocks),
+    )
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def folded(changes: Sequence[_Kind]) -> tuple[_Kind, ...]:
+    """Layers that differ in their number alone as one: `model.layers.*.mlp`."""
+    groups: dict[object, list[_Kind]] = defaultdict(list)
+    for change in changes:
+        groups[_alike(change)].append(change)
+    return _largest_first(_together(group) for group in groups.values())
+
+
+def _alike(change: Change) -> object:
+    name = layers_as_one(change.name)
+    if isinstance(change, BlockChange):
+        return name, change.operator, change.category, layers_as_one(change.tensor or ""), change.phase
+    return name
+
+
+def _together(group: Sequence[_Kind]) -> _Kind:
+    first = group[0]
+    if len(group) == 1:
+        return first
+
+    def total(key: Callable[[_Kind], int]) -> int:
+        return sum(map(key, group))
+
+    together = replace(
+        first,
+        name=layers_as_one(first.name),
+        before_bytes=total(lambda change: change.before_bytes),
+        after_bytes=total(lambda change: change.after_bytes),
+        count=len(group),
+    )
+    if isinstance(together, BlockChange):
+        return replace(
+            together,
+            tensor=layers_as_one(together.tensor) if together.tensor else None,
+            before_count=sum(change.before_count for change in group if isinstance(change, BlockChange)),
+            after_count=sum(change.after_count for change in group if isinstance(change, BlockChange)),
+        )
+    return together
+
+
+def described(change: BlockChange) -> tuple[str, str, str]:
+    """What it is, where it comes from, and how many there are."""
+    counts = (change.before_count, change.after_count)
+    return (
+        f"{words_of(change.category)} {change.tensor or f'of {change.name}'}",
+        f"{change.operator or 'unknown operator'}, {change.phase}",
+        str(counts[0]) if counts[0] == counts[1] else f"{counts[0]} -> {counts[1]}",
+    )
+
+
+def signed(num_bytes: int) -> str:
+    return f"{'+' if num_bytes > 0 else ''}{format_bytes(num_bytes)}" if num_bytes else "same"
+
+
+def percent(change: Change) -> str:
+    if change.share is None:
+        return "new" if change.bytes else ""
+    if change.after_bytes == 0 and change.bytes:
+        return "gone"
+    digits = 0 if abs(change.share) >= 0.095 else 1
+    return f"{100 * change.share:+.{digits}f} %"
+
+
+def sentence(difference: Difference) -> str:
+    """As in: +1.20 GiB (+14 %) reserved, mostly activations of model.layers.*"""
+    verdicts = (difference.before.verdict, difference.after.verdict)
+    turn = {("fits", "oom"): "it runs out of memory now: ", ("oom", "fits"): "it fits now: "}.get(verdicts, "")
+    return turn + _growth(difference)
+
+
+def _growth(difference: Difference) -> str:
+    reserved, allocated = difference.peak("reserved_bytes"), difference.peak("allocated_bytes")
+    if not reserved.bytes and not allocated.bytes:
+        device = difference.peak("device_bytes")
+        return "reserved and allocated are the same" + (f", device {signed(device.bytes)}" if device.bytes else "")
+    if not reserved.bytes:
+        head, main = f"{signed(allocated.bytes)} ({percent(allocated)}) allocated, the same reserved", allocated
+    else:
+        head, main = f"{signed(reserved.bytes)} ({percent(reserved)}) reserved", reserved
+    why = _why(difference, main)
+    return f"{head}, mostly {why}" if why else head
+
+
+def _why(difference: Difference, main: Change) -> str | None:
+    sign = 1 if main.bytes > 0 else -1
+    allocated = difference.peak("allocated_bytes")
+    if sign * allocated.bytes < _MOST * sign * main.bytes:
+        return "cached or fragmented memory"
+    category = _most(difference.categories or (), sign)
+    if category is None:
+        return None
+    words = _CATEGORY_WORDS.get(category.name, category.name)
+    own = [change for change in difference.blocks or () if change.category == category.name]
+    places: Counter[str] = Counter()
+    for change in own:
+        places[_up_to_the_number(change.name)] += change.bytes
+    changes = [Change(name=name, before_bytes=0, after_bytes=size) for name, size in places.items()]
+    place = _most(changes, sign)
+    is_telling = place is not None and place.name != OUTSIDE and sign * place.bytes > _MOST * sign * category.bytes
+    return f"{words} of {place.name}" if is_telling and place is not None else words
+
+
+def _most(changes: Sequence[_Kind], sign: int) -> _Kind | None:
+    """The one that makes up more than half of those that go the same way."""
+    same = [change for change in changes if sign * change.bytes > 0]
+    largest = max(same, key=lambda change: abs(change.bytes), default=None)
+    if largest is None or abs(largest.bytes) <= _MOST * sum(abs(change.bytes) for change in same):
+        return None
+    return largest
+
+
+def _up_to_the_number(module: str) -> str:
+    head, star, _ = layers_as_one(module).partition(".*")
+    return head + star

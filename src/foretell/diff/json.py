@@ -1,0 +1,75 @@
+"""A difference as JSON, schema `foretell.diff/1`: keys are added, never changed in meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from foretell.diff.compare import BlockChange, Change, Difference, sentence
+from foretell.diff.summary import Summary
+from foretell.report.holders import OUTSIDE
+
+SCHEMA = "foretell.diff/1"
+
+
+def render(difference: Difference) -> str:
+    document = {
+        "schema": SCHEMA,
+        "summary": sentence(difference),
+        "before": _run(difference.before),
+        "after": _run(difference.after),
+        "peak": {change.name: _sizes(change) for change in difference.peaks},
+        "by_category": _list(difference.categories, "category"),
+        "by_module": _list(difference.modules, "module"),
+        "blocks": None if difference.blocks is None else [_block(change) for change in difference.blocks],
+        "steps": [
+            {"index": step.index, "allocated_bytes": _sizes(step.allocated), "reserved_bytes": _sizes(step.reserved)}
+            for step in difference.steps
+        ],
+        "facts": {fact.name: {"before": fact.before, "after": fact.after} for fact in difference.facts},
+        "notes": list(difference.notes),
+    }
+    return json.dumps(document, indent=2)
+
+
+def _run(summary: Summary) -> dict[str, Any]:
+    return {
+        "path": summary.path,
+        "verdict": summary.verdict,
+        "engine": summary.engine,
+        "gpu": summary.gpu,
+        "torch": summary.torch,
+        "cuda": summary.cuda,
+        "command": list(summary.command),
+    }
+
+
+def _sizes(change: Change) -> dict[str, int]:
+    return {"before": change.before_bytes, "after": change.after_bytes, "change": change.bytes}
+
+
+def _list(changes: Sequence[Change] | None, key: str) -> list[dict[str, Any]] | None:
+    if changes is None:
+        return None
+    return [{key: _name(change), **_sizes(change)} for change in changes]
+
+
+def _name(change: Change) -> str | None:
+    return None if change.name == OUTSIDE else change.name
+
+
+def _block(change: BlockChange) -> dict[str, Any]:
+    return {
+        "module": _name(change),
+        "operator": change.operator,
+        "category": change.category,
+        "name": change.tensor,
+        "phase": change.phase,
+        "bytes": _sizes(change),
+        "count": {
+            "before": change.before_count,
+            "after": change.after_count,
+            "change": change.after_count - change.before_count,
+        },
+    }

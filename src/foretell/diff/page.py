@@ -1,0 +1,134 @@
+"""A difference as one HTML file that needs nothing else: no script, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from foretell.diff.compare import BlockChange, Change, Difference, described, folded, percent, sentence, signed
+from foretell.diff.summary import Summary
+from foretell.diff.text import PEAK_WORDS
+from foretell.report.holders import words_of
+from foretell.units import format_bytes
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1c2330; --soft: #667; --line: #dde; --back: #fff; --more: #c4314b;
+        --less: #1f8a4c; --bar: #eef; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e4e7ee; --soft: #99a; --line: #333a48; --back: #14171d; --more: #ff6b81; --less: #4cc97f; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); margin: 2rem auto;
+       max-width: 72rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; }
+p, .soft { color: var(--soft); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; width: 100%; }
+th { text-align: right; color: var(--soft); font-weight: 500; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th.name, td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.more { color: var(--more); } .less { color: var(--less); }
+td.bar { width: 12rem; } td.bar div { height: .7rem; border-radius: 2px; background: currentColor; opacity: .75; }
+details summary { cursor: pointer; color: var(--soft); margin: .4rem 0; }
+li { color: var(--soft); }
+"""
+_ROWS = 20
+
+
+def render(difference: Difference) -> str:
+    title = escape(sentence(difference))
+    tone = _tone(difference.peak("reserved_bytes"))
+    parts = [
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<style>{_STYLE}</style></head><body><h1 class='{tone}'>{title}</h1>",
+        _runs(difference),
+        _section("The peak", [(PEAK_WORDS[change.name], change) for change in difference.peaks]),
+        _section("By category", [(words_of(change.name), change) for change in difference.categories or ()]),
+        _section("By module", [(_folded_name(change), change) for change in folded(difference.modules or ())]),
+        _blocks(folded(difference.blocks or ())),
+        _section("By step, reserved", [(f"step {step.index}", step.reserved) for step in difference.steps]),
+        _section("By step, allocated", [(f"step {step.index}", step.allocated) for step in difference.steps]),
+        _facts(difference),
+        _notes(difference),
+        "</body></html>",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _runs(difference: Difference) -> str:
+    rows = [_run("before", difference.before), _run("after", difference.after)]
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _run(word: str, summary: Summary) -> str:
+    is_oom = summary.verdict == "oom"
+    verdict = f"<span class='{'more' if is_oom else 'less'}'>{'out of memory' if is_oom else 'fits'}</span>"
+    cells = [word, f"<b>{escape(summary.path)}</b>", verdict, escape(summary.gpu), f"torch {escape(summary.torch)}"]
+    return _row(cells, num_names=len(cells))
+
+
+def _section(title: str, rows: Sequence[tuple[str, Change]]) -> str:
+    headings = ("", "before", "after", "change", "", "")
+    return _table(title, headings, 1, [([escape(name)], change) for name, change in rows])
+
+
+def _blocks(changes: Sequence[BlockChange]) -> str:
+    rows = []
+    for change in changes:
+        what, origin, number = map(escape, described(change))
+        rows.append(([f"{what}<br><span class='soft'>{origin}</span>", number], change))
+    return _table("Blocks at the peak", ("", "number", "before", "after", "change", "", ""), 1, rows)
+
+
+def _table(title: str, headings: Sequence[str], num_names: int, rows: Sequence[tuple[list[str], Change]]) -> str:
+    if not rows:
+        return ""
+    largest = max(abs(change.bytes) for _, change in rows) or 1
+    drawn = [_row([*names, *_sizes(change, largest)], num_names, _tone(change)) for names, change in rows]
+    head = "".join(f"<th{' class=name' if n < num_names else ''}>{escape(h)}</th>" for n, h in enumerate(headings))
+    head = f"<thead><tr>{head}</tr></thead>"
+    first = f"<div class='scroll'><table>{head}<tbody>{''.join(drawn[:_ROWS])}</tbody></table></div>"
+    rest = ""
+    if drawn[_ROWS:]:
+        rest = f"<details><summary>{len(drawn) - _ROWS} more</summary><div class='scroll'><table>{head}"
+        rest += f"<tbody>{''.join(drawn[_ROWS:])}</tbody></table></div></details>"
+    return f"<h2>{escape(title)}</h2>{first}{rest}"
+
+
+def _row(cells: Sequence[str], num_names: int, tone: str = "") -> str:
+    """The last cells have the colour of the change; the very last is its bar."""
+    drawn = []
+    for number, cell in enumerate(cells):
+        kind = "name" if number < num_names else ""
+        if tone and number >= len(cells) - 3:
+            kind = f"{tone} bar" if number == len(cells) - 1 else tone
+        drawn.append(f"<td class='{kind}'>{cell}</td>")
+    return f"<tr>{''.join(drawn)}</tr>"
+
+
+def _sizes(change: Change, largest: int) -> list[str]:
+    bar = f"<div style='width:{abs(change.bytes) / largest:.1%}'></div>"
+    before, after = format_bytes(change.before_bytes), format_bytes(change.after_bytes)
+    return [before, after, signed(change.bytes), percent(change) if change.bytes else "", bar]
+
+
+def _folded_name(change: Change) -> str:
+    return f"{change.name} ({change.count})" if change.count > 1 else change.name
+
+
+def _facts(difference: Difference) -> str:
+    if not difference.facts:
+        return ""
+    rows = [_row([escape(fact.name), escape(fact.before), escape(fact.after)], 3) for fact in difference.facts]
+    head = "<thead><tr><th></th><th class=name>before</th><th class=name>after</th></tr></thead>"
+    return f"<h2>What else differs</h2><table>{head}<tbody>{''.join(rows)}</tbody></table>"
+
+
+def _notes(difference: Difference) -> str:
+    if not difference.notes:
+        return ""
+    return f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in difference.notes)}</ul>"
+
+
+def _tone(change: Change) -> str:
+    return "more" if change.bytes > 0 else "less" if change.bytes < 0 else "soft"

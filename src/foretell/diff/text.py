@@ -1,0 +1,158 @@
+"""A difference as a person reads it in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from foretell.diff.compare import (
+    BlockChange,
+    Change,
+    Difference,
+    StepChange,
+    described,
+    folded,
+    percent,
+    sentence,
+    signed,
+)
+from foretell.diff.summary import Summary
+from foretell.report.holders import words_of
+from foretell.units import format_bytes
+
+_MAX_WIDTH = 110
+_ROWS = 12
+PEAK_WORDS = {
+    "allocated_bytes": "peak allocated",
+    "fragmentation_bytes": "  fragmentation",
+    "slack_bytes": "  cached",
+    "reserved_bytes": "peak reserved",
+    "library_bytes": "+ libraries",
+    "context_bytes": "+ CUDA context",
+    "device_bytes": "= device",
+    "request_bytes": "request",
+}
+
+
+def render(difference: Difference, console: Console) -> None:
+    width = min(console.width, _MAX_WIDTH)
+    parts: list[RenderableType | None] = [
+        _runs(difference),
+        Padding(Text(sentence(difference), style=f"bold {_colour(difference.peak('reserved_bytes'))}"), (1, 2, 0, 2)),
+        _table("", _named(difference.peaks, PEAK_WORDS.__getitem__)),
+        _table("by category", _named(difference.categories or (), words_of)),
+        _table("by module", _named(folded(difference.modules or ()))),
+        _blocks(folded(difference.blocks or ())),
+        _steps(difference.steps),
+        _facts(difference),
+        _notes(difference),
+    ]
+    console.print(Group(*(part for part in parts if part is not None)), width=width)
+
+
+def _runs(difference: Difference) -> RenderableType:
+    table = _grid(3)
+    for word, summary in (("before", difference.before), ("after", difference.after)):
+        table.add_row(Text(word, style="bright_black"), Text(summary.path, style="bold"), _outcome(summary))
+    return Padding(table, (1, 2, 0, 2), expand=False)
+
+
+def _outcome(summary: Summary) -> Text:
+    is_oom = summary.verdict == "oom"
+    verdict = ("OUT OF MEMORY", "bold red") if is_oom else ("fits", "green")
+    return Text.assemble(verdict, (f" on {summary.gpu}, torch {summary.torch}", "bright_black"))
+
+
+def _named(changes: Sequence[Change], word: Callable[[str], str] | None = None) -> list[tuple[str, Change]]:
+    return [(word(change.name) if word else change.name, change) for change in changes]
+
+
+def _table(title: str, rows: Sequence[tuple[str, Change]]) -> RenderableType | None:
+    if not rows:
+        return None
+    table = _headed(title, "before", "after", "change", "")
+    for name, change in rows[:_ROWS]:
+        count = f" ({change.count})" if change.count > 1 else ""
+        table.add_row(Text(name + count), *_sizes(change))
+    return _titled(table, len(rows))
+
+
+def _blocks(changes: Sequence[BlockChange]) -> RenderableType | None:
+    if not changes:
+        return None
+    table = _headed("blocks at the peak", "number", "before", "after", "change", "")
+    for change in changes[:_ROWS]:
+        what, origin, number = described(change)
+        table.add_row(Text.assemble(what, (f"\n  {origin}", "bright_black")), number, *_sizes(change))
+    return _titled(table, len(changes))
+
+
+def _steps(steps: Sequence[StepChange]) -> RenderableType | None:
+    if not steps:
+        return None
+    table = _headed("by step", "reserved", "allocated")
+    if len(steps) > 1 and len({(step.reserved.bytes, step.allocated.bytes) for step in steps}) == 1:
+        table.add_row(Text(f"each of {len(steps)}"), _signed(steps[0].reserved), _signed(steps[0].allocated))
+        return _titled(table, 1)
+    for step in steps[:_ROWS]:
+        table.add_row(Text(f"step {step.index}"), _signed(step.reserved), _signed(step.allocated))
+    return _titled(table, len(steps))
+
+
+def _facts(difference: Difference) -> RenderableType | None:
+    if not difference.facts:
+        return None
+    table = _grid(3)
+    for fact in difference.facts:
+        table.add_row(Text(fact.name, style="bright_black"), Text(fact.before), Text(f"-> {fact.after}"))
+    return Padding(table, (1, 2, 0, 2), expand=False)
+
+
+def _notes(difference: Difference) -> RenderableType:
+    table = _grid(2)
+    for note in difference.notes:
+        table.add_row(Text("!", style="yellow"), Text(note))
+    return Padding(table, (1, 2, 0, 2), expand=False)
+
+
+def _grid(num_columns: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for _ in range(num_columns):
+        table.add_column(overflow="fold")
+    return table
+
+
+def _headed(first: str, *headings: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", show_edge=False)
+    table.add_column(first, overflow="fold", min_width=16)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _titled(table: Table, num_rows: int) -> RenderableType:
+    rest: list[RenderableType] = [table]
+    if num_rows > _ROWS:
+        rest.append(Text(f"and {num_rows - _ROWS} more: --json and --html have them all", style="bright_black"))
+    return Padding(Group(*rest), (1, 2, 0, 2), expand=False)
+
+
+def _sizes(change: Change) -> tuple[Text, Text, Text, Text]:
+    return (
+        Text(format_bytes(change.before_bytes)),
+        Text(format_bytes(change.after_bytes)),
+        _signed(change),
+        Text(percent(change) if change.bytes else "", style="bright_black"),
+    )
+
+
+def _signed(change: Change) -> Text:
+    return Text(signed(change.bytes), style=_colour(change))
+
+
+def _colour(change: Change) -> str:
+    return "red" if change.bytes > 0 else "green" if change.bytes < 0 else "bright_black"
