@@ -4,6 +4,7 @@ SHELL := /bin/bash
 PYTHON3 ?= python3
 STACK ?= torch-2.15
 OLDEST := torch-2.6
+CPU_ONLY := torch-2.13-cpu
 JOBS ?= 2
 GPU ?= rtx-3060
 
@@ -12,9 +13,9 @@ PYTHON = $(ENVIRONMENT)/bin/python
 VIRTUAL := src/foretell/virtual
 LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/*)
-CODE := src tests examples benchmarks scripts/environment setup.py
+CODE := src tests examples benchmarks scripts/environment scripts/browser setup.py
 
-.PHONY: help demo environment native test check lint types format test-matrix test-zoo bench coverage accuracy native-test wheel clean
+.PHONY: help demo environment native browser page test check lint types format test-matrix test-zoo bench coverage accuracy accuracy-cpu engines test-cpu native-test wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,8 +37,19 @@ $(VIRTUAL)/libcuda.so.1: setup.py $(NATIVE_SOURCES) | environment
 $(VIRTUAL)/libnvidia-ml.so.1: $(VIRTUAL)/libcuda.so.1
 	@touch $@
 
-test: environment native ## the tests, on $(STACK)
+test: environment native browser ## the tests: all of them on $(STACK), and those of the CPU engine on a torch without CUDA
 	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup tests
+	$(MAKE) test-cpu
+
+browser: environment ## a browser for the tests of the HTML report; without one they are skipped
+	@$(PYTHON3) scripts/browser $(ENVIRONMENT)
+
+page: ## builds src/foretell/report/page.html from web/report; needs node 20 and npm
+	cd web/report && npm ci --no-audit --no-fund && npm run build
+
+test-cpu: ## the tests of the CPU engine, on a torch without CUDA
+	$(MAKE) environment native STACK=$(CPU_ONLY)
+	build/$(CPU_ONLY)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/test_cpu_engine.py tests/test_zoo.py
 
 check: lint types test ## lint, types and tests
 
@@ -67,6 +79,15 @@ GROUND_TRUTH ?= ../shared/ground_truth
 accuracy: ## estimates against measured runs (GROUND_TRUTH), on the stack they were measured with: docs/accuracy.md
 	$(MAKE) environment native STACK=$(OLDEST)
 	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --rows kept --sample 120 --markdown docs/accuracy.md $(ARGS)
+
+accuracy-cpu: ## the same with the CPU engine: docs/accuracy-cpu.md
+	$(MAKE) environment native STACK=$(OLDEST)
+	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --engine cpu --rows kept --sample 120 \
+	  --sets transformer,cnn_rtx,transformer_a100,mlp_a100,cnn_a100 \
+	  --markdown docs/accuracy-cpu.md $(ARGS)
+
+engines: environment native ## the CPU engine against the virtual GPU, on the zoo and the examples: docs/engines.md
+	$(PYTHON) -m benchmarks.engines --markdown docs/engines.md $(ARGS)
 
 native-test: environment ## the native tests, under AddressSanitizer or valgrind
 	$(MAKE) -C tests/native

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretell import gpus
+from foretell.capture.command import find_torch
 from foretell.records import LibraryBytes
 from foretell.units import GIB, MIB, format_bytes
 from foretell.virtual import environment
@@ -32,13 +33,19 @@ IMPORTS = {
     "resnet50": "import torch, torchvision",
     "gpt2": "import torch; from transformers import GPT2Config, GPT2LMHeadModel",
 }
-# `foretell run`, with the values of small tensors or without.
-WITH_OR_WITHOUT_VALUES = """
+# `foretell run`, with one part of it (values of small tensors, attribution) or without.
+WITH_OR_WITHOUT = """
 import sys
 from foretell import api, gpus
 from foretell.capture import CaptureOptions, resolve
-options = CaptureOptions(steps="all", values=sys.argv[1] == "with")
-api.run(resolve(sys.argv[2:]), gpu=gpus.find("a100-40gb"), options=options)
+options = CaptureOptions(steps="all", **{sys.argv[1]: sys.argv[2] == "with"})
+api.run(resolve(sys.argv[3:]), gpu=gpus.find("a100-40gb"), options=options)
+"""
+# The stack without CUDA has a torchvision made for it, which then does not import.
+COMPLETES_TORCHVISION = """
+import torch
+from foretell.capture.inside.fake_cuda.packages import complete_torchvision
+complete_torchvision(torch)
 """
 FIRST_OPTIMIZER = "; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])"
 
@@ -75,16 +82,21 @@ def main() -> int:
     options = parser.parse_args()
     console = Console()
     rows: list[Row] = []
-    for job in IMPORTS:
+    installed = find_torch(sys.executable)
+    has_cuda = installed is not None and installed.cuda is not None
+    for job in IMPORTS if has_cuda else ():
         console.print(f"{job}: the whole command against the import ...", style="dim")
         rows += command_against_import(job, options.repeat)
         console.print(f"{job}: four steps on the virtual GPU against one really computed on the CPU ...", style="dim")
         rows.append(training_against_cpu(job))
         rows.append(hooks_change_nothing(job))
-        console.print(f"{job}: with the values of small tensors against without ...", style="dim")
-        rows.append(values_cost(job, options.repeat))
+        for part in ("values", "attribution"):
+            console.print(f"{job}: with {part} against without ...", style="dim")
+            rows.append(cost_of(part, job, options.repeat))
     console.print("llama-7b ...", style="dim")
-    rows += seven_billion()
+    rows += seven_billion() if has_cuda else []
+    console.print("the CPU engine ...", style="dim")
+    rows += cpu_engine(options.repeat)
     table = Table("what", "measured", "aim", "", title="foretell, as ratios of this run")
     for row in rows:
         table.add_row(
@@ -141,15 +153,15 @@ def hooks_change_nothing(job: str) -> Row:
     )
 
 
-def values_cost(job: str, repeat: int) -> Row:
+def cost_of(part: str, job: str, repeat: int) -> Row:
     costs: dict[str, list[float]] = {"with": [], "without": []}
     for turn in range(2 * repeat):
         for how in sorted(costs, reverse=turn % 2 == 0):  # neither always goes first
-            command = [sys.executable, "-c", WITH_OR_WITHOUT_VALUES, how, str(WORKLOADS), job]
+            command = [sys.executable, "-c", WITH_OR_WITHOUT, part, how, str(WORKLOADS), job]
             costs[how].append(finish(command).cpu_seconds)
     slower = min(costs["with"]) / min(costs["without"]) - 1
     measured = f"{slower:+.1%} ({min(costs['with']):.1f} s / {min(costs['without']):.1f} s of CPU)"
-    return Row(f"{job}: the whole command with values / without", measured, "<= +5 %", slower <= 0.05)
+    return Row(f"{job}: the whole command with {part} / without", measured, "<= +5 %", slower <= 0.05)
 
 
 def seven_billion() -> list[Row]:
@@ -162,13 +174,31 @@ def seven_billion() -> list[Row]:
     ]
 
 
-def foretell_command(job: str, gpu: str) -> list[str]:
+def cpu_engine(repeat: int) -> list[Row]:
+    command, bare = [], []
+    for _ in range(repeat):
+        command.append(finish(foretell_command("gpt2", "a100-40gb", "cpu")))
+        bare.append(finish([sys.executable, "-c", COMPLETES_TORCHVISION + IMPORTS["gpt2"]]))
+    seconds, of_import = (min(run.seconds for run in runs) for runs in (command, bare))
+    large = finish(foretell_command("llama-7b", "b200", "cpu"))
+    measured = f"{seconds / of_import:.2f}x ({seconds:.1f} s / {of_import:.1f} s)"
+    memory = format_bytes(large.peak_rss)
+    return [
+        Row("gpt2: `foretell run --engine cpu`, 4 steps / import", measured, "<= 3x", seconds <= 3 * of_import),
+        Row("llama-7b: host memory, CPU engine", memory, "< 1 GiB", large.peak_rss < GIB),
+        Row("llama-7b: the whole command, CPU engine", f"{large.seconds:.1f} s", "", None),
+    ]
+
+
+def foretell_command(job: str, gpu: str, engine: str = "auto") -> list[str]:
     return [
         sys.executable,
         "-m",
         "foretell",
         "run",
         "--quiet",
+        "--engine",
+        engine,
         "--gpu",
         gpu,
         "--steps",

@@ -51,6 +51,14 @@ class CaptureFolder:
         self._num_windows += 1
         return self
 
+    def owners(
+        self, names: list[str], *, marks: list[tuple[int, ...]] = (), labels: list[tuple[int, ...]] = ()
+    ) -> CaptureFolder:
+        """Device, count, phase, step and two names a mark; device, count, address, category, name a label."""
+        window = {"names": names, "marks": list(marks), "labels": list(labels)}
+        (self.directory / f"owners-{self.pid}-0.marshal").write_bytes(marshal.dumps(window, 2))
+        return self
+
     def native(self, kind: int, name: str, *arguments: int, time_us: int = 0) -> CaptureFolder:
         if name not in self._names:
             self._names.append(name)

@@ -10,14 +10,22 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from foretell.capture.command import find_torch
+
+if TYPE_CHECKING:
+    from warm_runs import WarmRuns
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 ZOO = TESTS / "zoo"
 FEATURES = TESTS / "features"
+_TORCH = find_torch(sys.executable)
+HAS_CUDA = _TORCH is not None and _TORCH.cuda is not None
+"""Without it there is no virtual GPU, and the CPU engine runs the same tests."""
 
 
 @dataclass(frozen=True)
@@ -137,3 +145,12 @@ def cpu_reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuRefer
     reference = CpuReference(tmp_path_factory.mktemp("cpu-reference"))
     yield reference
     reference.close()
+
+
+@pytest.fixture(scope="session")
+def warm_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRuns]:
+    from warm_runs import WarmRuns
+
+    runs = WarmRuns(tmp_path_factory.mktemp("warm-runs"))
+    yield runs
+    runs.close()

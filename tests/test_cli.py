@@ -66,7 +66,9 @@ def test_all_that_follows_the_script_is_the_scripts(words: list[str], begins: li
         (["run", "--gpu", "rtx9999", "missing.py"], "unknown GPU"),
         (["run", "--steps", "some", "missing.py"], "--steps some"),
         (["run", "--context", "much", "missing.py"], "not a size"),
-        (["run", "--engine", "cpu", "missing.py"], "CPU engine is not there yet"),
+        (["run", "--engine", "tpu", "missing.py"], "invalid choice: 'tpu'"),
+        (["run", "--engine", "virtual", "--execute", "missing.py"], "--execute is the CPU engine's"),
+        (["run", "--engine", "virtual", "--explain", "missing.py"], "--explain is the CPU engine's"),
         (["run", "--trace", "no/such/folder/x", "missing.py"], "there is no folder"),
         (["run", "torchrun", "x.py"], "not supported yet"),
         (["report", "missing.trace"], "no such trace"),
@@ -74,7 +76,7 @@ def test_all_that_follows_the_script_is_the_scripts(words: list[str], begins: li
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(words: list[str], message: str, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("foretell.capture.command.refuse_torch", lambda torch, python: None)
+    monkeypatch.setattr("foretell.capture.command.refuse_torch", lambda torch, python, engine: None)
     assert main(words) == 2
     output = capsys.readouterr()
     assert output.out == ""

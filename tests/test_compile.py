@@ -43,6 +43,11 @@ def test_a_compiled_step_needs_what_its_fused_kernels_need_cold_and_warm(
     assert binaries(tmp_path) == compiled, "the second run takes them from the cache"
     assert any(name.startswith("triton_") for name in kernels(tmp_path))
     assert warm.peak["allocated_bytes"] < eager.peak["allocated_bytes"], "fusion keeps fewer activations"
+    graphs = [block for block in warm.peak["blocks"] if str(block["operator"]).startswith("compiled graph ")]
+    assert graphs
+    assert all("compiled.py:" in block["where"] for block in graphs), "the line that called it"
+    assert warm.peak["by_category"]["activation"] > 0
+    assert warm.peak["by_category"]["parameter"] > 0
     assert warm.peak["allocated_bytes"] <= cold.peak["allocated_bytes"], "the first run also tries kernels out"
 
 

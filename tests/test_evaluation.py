@@ -205,7 +205,7 @@ def test_measured_runs_are_trained_again_and_compared(tmp_path: Path) -> None:
     [
         (["--sets", "nothing"], "not a set"),
         (["--sample", "0"], "--sample 0: 1 or more"),
-        (["--engine", "cpu"], "not there yet"),
+        (["--engine", "tpu"], "invalid choice: 'tpu'"),
         (["--html", "nowhere/page.html"], "there is no folder"),
     ],
 )

@@ -109,6 +109,21 @@ def test_an_expandable_segment_grows_and_shrinks(tmp_path: Path) -> None:
     assert levels_held[-1] == (2 * MIB, 2 * MIB)
 
 
+def test_pages_of_an_expandable_segment_come_back_after_all_of_it_was_given_back(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    second = SEGMENT + 2 * MIB
+    folder.history(
+        ("segment_map", SEGMENT, 4 * MIB, 1),
+        ("alloc", SEGMENT, 2 * MIB, 2),
+        ("free_requested", SEGMENT, 2 * MIB, 3),
+        ("free_completed", SEGMENT, 2 * MIB, 4),
+        ("segment_unmap", SEGMENT, 4 * MIB, 5),
+        ("segment_map", second, 2 * MIB, 6),
+        ("alloc", second, 2 * MIB, 7),
+    )
+    assert held(folder, AllocatorSettings(is_expandable=True))[-1] == (2 * MIB, 2 * MIB)
+
+
 def test_each_step_has_its_own_peak_and_what_the_one_before_left(tmp_path: Path) -> None:
     trace = training_run(tmp_path).trace()
     peaks = step_peaks(trace.memory, trace.steps, device=0, settings=DEFAULT)

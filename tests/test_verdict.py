@@ -143,6 +143,12 @@ def test_workspaces_by_rule_are_a_caveat_and_those_cudnn_planned_are_not(tmp_pat
         assert any("follow a rule" in caveat for caveat in caveats) is is_ruled
 
 
+def test_the_rule_of_the_cpu_engine_names_the_way_out_of_it(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).journal("torch", version="2.13.0+cpu", cuda=None, cudnn=None, engine="cpu")
+    folder.native(4, "cudnnBackendExecute (by rule)", 0).end(0, MIB, (512, MIB))
+    assert any("pip install nvidia-cudnn-cu13" in caveat for caveat in estimate_of(folder.trace()).caveats)
+
+
 def test_bytes_taken_from_the_driver_by_others_than_pytorch_are_library_bytes(tmp_path: Path) -> None:
     folder = training_run(tmp_path).native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 10 * MIB)
     folder.native(4, "cublasGemmEx", 0)

@@ -10,7 +10,7 @@ import pytest
 
 from foretell import api, gpus
 from foretell.capture import CaptureOptions, Command, WarmProcess
-from foretell.capture.warm import OUTPUT
+from foretell.capture.launch import OUTPUT
 from foretell.errors import ScriptError
 from foretell.records import Estimate
 
@@ -67,6 +67,20 @@ def test_every_fork_has_its_own_card(warm: WarmProcess, script: Path, tmp_path: 
         estimate = run(script, 512, name, warm=warm, directory=tmp_path / name)
         assert estimate.gpu.name == name
         assert gpus.find(name).device_name in (tmp_path / name / OUTPUT).read_text()
+
+
+def test_every_fork_has_its_own_environment(
+    warm: WarmProcess, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "first")
+    script.write_text("import os; print('OF_THE_RUN is', os.environ.get('OF_THE_RUN'))\n" + TRAIN)
+    for value in ("this", "that", None):
+        if value is None:
+            monkeypatch.delenv("OF_THE_RUN")
+        else:
+            monkeypatch.setenv("OF_THE_RUN", value)
+        run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / str(value))
+        assert f"OF_THE_RUN is {value}\n" in (tmp_path / str(value) / OUTPUT).read_text()
 
 
 def test_a_script_that_fails_does_not_end_the_process(warm: WarmProcess, script: Path, tmp_path: Path) -> None:

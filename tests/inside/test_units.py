@@ -13,7 +13,7 @@ from foretell.capture.inside.distributed import _world_size
 from foretell.capture.inside.history import NO_STACK, window
 from foretell.capture.inside.kernels import has_kernels_for
 from foretell.capture.inside.loaders import _expects_an_end
-from foretell.capture.inside.oom import _size
+from foretell.capture.inside.oom import format_size
 from foretell.capture.inside.protected import Protected
 from foretell.capture.inside.where import where_raised
 
@@ -141,7 +141,7 @@ def test_next_in_a_function_that_catches_the_end_expects_one() -> None:
     [(512, "512 bytes"), (2048, "2.00 KiB"), (20 << 20, "20.00 MiB"), (5 << 29, "2.50 GiB")],
 )
 def test_sizes_are_written_as_pytorch_writes_them(num_bytes: int, text: str) -> None:
-    assert _size(num_bytes) == text
+    assert format_size(num_bytes) == text
 
 
 def test_caches_and_devices_are_really_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Saves model, optimizer and scheduler, loads them back into fresh ones, and goes on."""
 
+import gc
 import tempfile
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def main() -> None:
         )
         saved = torch.load(path, map_location=device, weights_only=True)
     model, optimizer, schedule = build(device)
+    gc.collect()  # the first optimizer and its schedule hold each other
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     schedule.load_state_dict(saved["schedule"])

@@ -19,6 +19,9 @@ def main() -> None:
     import common  # noqa: F401
     import torch
 
+    from foretell.capture.inside.fake_cuda.packages import complete_torchvision
+
+    complete_torchvision(torch)  # the stack without CUDA has a torchvision made for it
     torch.set_num_threads(1)
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what the first optimizer of a process imports
     for line in sys.stdin:

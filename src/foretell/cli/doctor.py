@@ -7,9 +7,11 @@ import json
 import platform
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 from foretell import __version__, api, gpus
@@ -17,7 +19,9 @@ from foretell.capture import CaptureOptions, Command, TorchInstall, find_torch
 from foretell.capture.command import refuse_platform, refuse_torch
 from foretell.cli.terminal import console, readers_may_leave
 from foretell.errors import ForetellError, UnsupportedError
+from foretell.trace import Trace, load
 from foretell.units import format_bytes
+from foretell.verdict import format_cudnn, why_no_cudnn_is_asked
 from foretell.virtual import library_paths
 from foretell.virtual.symbols import cuda_imports, dynamic_symbols
 
@@ -31,6 +35,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(2):
     model(torch.ones(64, 1024, device="cuda")).sum().backward()
     optimizer.step()
+torch.nn.functional.conv2d(torch.ones(8, 16, 32, 32, device="cuda"), torch.ones(16, 16, 3, 3, device="cuda"))
 """
 
 
@@ -64,19 +69,28 @@ def execute(options: argparse.Namespace) -> int:
 def examine(python: str) -> Iterator[Finding]:
     """Each finding as soon as it is known; ends at the first that makes the rest pointless."""
     yield Finding(what="foretell", state="ok", detail=f"{__version__}, Python {platform.python_version()}")
+    torch = find_torch(python)
+    is_without_cuda = torch is not None and torch.cuda is None and not torch.is_rocm
     try:
         refuse_platform(sys.platform, platform.machine())
     except UnsupportedError as error:
-        yield Finding(what="system", state="failed", detail=str(error))
-        return
-    yield Finding(what="system", state="ok", detail=f"{platform.system()} {platform.machine()}")
-    torch = find_torch(python)
+        state: State = "warning" if is_without_cuda else "failed"
+        yield Finding(what="system", state=state, detail=str(error))
+        if not is_without_cuda:
+            return
+    else:
+        yield Finding(what="system", state="ok", detail=f"{platform.system()} {platform.machine()}")
     try:
-        refuse_torch(torch, python)
+        refuse_torch(torch, python, engine="auto")
     except UnsupportedError as error:
         yield Finding(what="torch", state="failed", detail=str(error))
         return
     assert torch is not None
+    if is_without_cuda:
+        detail = f"{torch.version} without CUDA, in {torch.folder}: the CPU engine is taken"
+        yield Finding(what="torch", state="ok", detail=detail)
+        yield from _self_test(python)
+        return
     yield Finding(what="torch", state="ok", detail=f"{torch.version} for CUDA {torch.cuda}, in {torch.folder}")
     try:
         paths = library_paths()
@@ -87,7 +101,7 @@ def examine(python: str) -> Iterator[Finding]:
         return
     yield Finding(what="virtual GPU", state="ok", detail=str(paths.cuda.parent))
     yield _check_symbols(torch)
-    yield _self_test(python)
+    yield from _self_test(python)
 
 
 def _check_symbols(torch: TorchInstall) -> Finding:
@@ -108,22 +122,37 @@ def _check_symbols(torch: TorchInstall) -> Finding:
     )
 
 
-def _self_test(python: str) -> Finding:
+def _self_test(python: str) -> Iterator[Finding]:
     started = time.monotonic()
     gpu = gpus.find("rtx-3060")
     options = CaptureOptions(steps="all", timeout_seconds=_TIMEOUT_SECONDS, stdout="stderr")
-    try:
-        found = api.run(Command(argv=(python, "-c", _SELF_TEST), python=python), gpu=gpu, options=options)
-    except ForetellError as error:
-        advice = "The lines above say more. Please report them, with this list."
-        return Finding(what="self-test", state="failed", detail=str(error), advice=advice)
+    with tempfile.TemporaryDirectory(prefix="foretell-doctor-") as folder:
+        path = Path(folder) / "trace"
+        command = Command(argv=(python, "-c", _SELF_TEST), python=python)
+        try:
+            found = api.run(command, gpu=gpu, options=options, trace_path=path)
+        except ForetellError as error:
+            advice = "The lines above say more. Please report them, with this list."
+            yield Finding(what="self-test", state="failed", detail=str(error), advice=advice)
+            return
+        trace = load(path)
     seconds = time.monotonic() - started
     reserved = format_bytes(found.peak.reserved_bytes)
-    return Finding(
+    yield Finding(
         what="self-test",
         state="ok" if len(found.steps) == 2 and found.verdict == "fits" else "failed",
-        detail=f"{len(found.steps)} training steps on a virtual {gpu.name}: {reserved} reserved, {seconds:.1f} s",
+        detail=f"{len(found.steps)} training steps on a {gpu.name} ({found.engine} engine): {reserved} reserved, "
+        f"{seconds:.1f} s",
     )
+    yield _check_cudnn(trace)
+
+
+def _check_cudnn(trace: Trace) -> Finding:
+    if "cudnnBackendExecute (by rule)" not in trace.library_functions():
+        detail = f"{format_cudnn(trace.cudnn_version)} is asked for the workspaces of convolutions"
+        return Finding(what="cuDNN", state="ok", detail=detail)
+    detail = f"{why_no_cudnn_is_asked(trace)}: the workspaces of convolutions follow a rule."
+    return Finding(what="cuDNN", state="warning", detail=detail)
 
 
 def _print(finding: Finding) -> None:

@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", metavar="N", type=int, help="at most N runs of each set, at random")
     parser.add_argument("--rows", choices=["all", "kept", "fitted"], default="all", help="which half of the rows")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the sample and the draws (default: 0)")
-    parser.add_argument("--engine", choices=["virtual", "cpu"], default="virtual", help="cpu is not there yet")
+    parser.add_argument(
+        "--engine", choices=["virtual", "cpu"], default="virtual", help="cpu: also with a torch without CUDA"
+    )
     parser.add_argument("--workers", metavar="N", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--answers", metavar="FILE", type=Path, help="where answers are kept (default: in ~/.cache)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with figures")
@@ -74,8 +76,6 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.engine == "cpu":
-        raise UnsupportedError("the CPU engine is not there yet; --engine virtual needs the CUDA build of torch.")
     for name in ("sample", "workers"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -111,7 +111,7 @@ def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, An
     from foretell.evaluation.runner import Pool, state_of_code
 
     installed = find_torch(sys.executable)
-    refuse_torch(installed, sys.executable)
+    refuse_torch(installed, sys.executable, engine=options.engine)
     state = f"{state_of_code()}-{installed.version if installed else ''}"
     path = options.answers or _cache() / f"{options.engine}.jsonl"
     known = {answer.key: answer for answer in _read_answers(path) if answer.state == state}
@@ -156,7 +156,7 @@ def _with_progress(answers: Iterator[Answer], total: int, options: argparse.Name
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(stderr=True)) as progress:
-        task = progress.add_task("training on the virtual GPU", total=total)
+        task = progress.add_task(f"training ({options.engine} engine)", total=total)
         for answer in answers:
             progress.advance(task)
             yield answer

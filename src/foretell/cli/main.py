@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import keyword
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,11 +20,14 @@ from foretell import __version__
 from foretell.errors import ForetellError, UsageError
 
 # name -> what `foretell --help` says of it; the module foretell.cli.<name> has `add_arguments` and `execute`.
+# A name that is a word of Python's has an underscore there: foretell.cli.import_.
 COMMANDS = {
     "run": "run a training script on a virtual GPU and say what memory it needs",
     "gpus": "the cards foretell knows",
     "report": "the result of a saved trace",
     "what-if": "a saved trace on another card, or with other options of PyTorch's allocator",
+    "diff": "what changed between two runs: peaks, categories, modules, blocks",
+    "import": "what a job recorded on the CPU with torch.profiler needs on a GPU",
     "calibrate": "measure a real card, for foretell run --profile",
     "evaluate": "compare estimates with runs that were measured on real cards",
     "doctor": "is everything here that is needed? if not, what to do",
@@ -95,7 +99,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _module(command: str) -> ModuleType:
-    return importlib.import_module(f"foretell.cli.{command.replace('-', '_')}")
+    name = command.replace("-", "_")
+    return importlib.import_module(f"foretell.cli.{name}_" if keyword.iskeyword(name) else f"foretell.cli.{name}")
 
 
 def _say(message: str) -> None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from foretell.cli.files import add_files, check_targets, write_files
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file written by `foretell run --trace`")
-    parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - is the standard output")
+    add_files(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
-    from foretell.cli.show import show
+    from foretell.cli.show import exit_code, show_text
     from foretell.trace import load
     from foretell.verdict import estimate_of
 
-    return show(estimate_of(load(options.trace)), json_target=options.json)
+    check_targets({"--json": options.json, "--report": options.report, "--snapshot": options.snapshot})
+    trace = load(options.trace)
+    estimate = estimate_of(trace)
+    show_text(estimate, is_json=options.json == "-")
+    write_files(options, trace, estimate)
+    return exit_code(estimate)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from foretell.errors import UnsupportedError, UsageError
+from foretell.cli.files import add_files, check_targets, write_files
+from foretell.errors import UsageError
 
 if TYPE_CHECKING:
+    from foretell.advice import Job
     from foretell.capture import Progress
     from foretell.capture.launch import Steps
+    from foretell.records import Engine, Estimate
+    from foretell.trace import Trace
 
 _EPILOG = """SCRIPT.py runs with the Python foretell is installed in; to use another one, name it:
 foretell run -- python train.py. All that follows the script is the script's.
@@ -21,6 +26,7 @@ examples:
   foretell run --gpu rtx-3060 train.py --batch-size 64
   foretell run --gpu "RTX 4090" --steps 10 -m my_package.train --config small.yaml
   foretell run --gpu 24GiB,sm89 --json - train.py > estimate.json
+  foretell run --gpu rtx-3060 --report train.html --snapshot train.pickle train.py
   foretell run --gpu h100 --trace train.trace -- accelerate launch --num_processes 1 train.py
 
 exit codes: 0 it fits; 3 it would run out of memory; 1 the script failed by itself;
@@ -65,10 +71,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument("--keep-init", action="store_true", help="do not skip weight initialisation")
     job.add_argument("--keep-writes", metavar="DIR", type=Path, help="keep what the script wrote, in this folder")
     job.add_argument("--online", action="store_true", help="let experiment trackers and model hubs go online")
-    job.add_argument("--engine", choices=["auto", "virtual", "cpu"], default="auto", help="cpu is not there yet")
+    job.add_argument(
+        "--engine", choices=["auto", "virtual", "cpu"], default="auto",
+        help="virtual: the CUDA build of torch on a virtual GPU; cpu: any torch; auto: by the torch that is there",
+    )  # fmt: skip
+    job.add_argument(
+        "--execute", action="store_true",
+        help="with the CPU engine: really compute, on the CPU; slow, but every value is known",
+    )  # fmt: skip
+    job.add_argument(
+        "--explain", action="store_true", help="with the CPU engine: show what each of its rules adds to the peaks"
+    )
     result = parser.add_argument_group("the result")
-    result.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - is the standard output")
+    add_files(result)
     result.add_argument("--trace", metavar="FILE", type=Path, help="save all that was seen, for `foretell report`")
+    result.add_argument(
+        "--advise", action="store_true",
+        help="run it again with gradient checkpointing, mixed precision and others, and say what each saves",
+    )  # fmt: skip
     result.add_argument("--quiet", action="store_true", help="no progress while it runs")
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
 
@@ -89,29 +109,32 @@ def prepare(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
 
 def execute(options: argparse.Namespace) -> int:
     from foretell import api, calibration, gpus
+    from foretell.advice import Job
     from foretell.capture import CaptureOptions, resolve
+    from foretell.cli.show import exit_code, show_text
     from foretell.units import parse_bytes
 
-    if options.engine == "cpu":
-        raise UnsupportedError(
-            "the CPU engine is not there yet; --engine virtual needs the CUDA build of torch, but no GPU."
-        )
-    _check_targets(options)
+    files = {"--json": options.json, "--trace": options.trace, "--report": options.report}
+    check_targets({**files, "--snapshot": options.snapshot})
+    engine = _engine(options)
     profile = calibration.load(options.profile) if options.profile else None
     gpu = gpus.find(options.gpu or (profile.device_name if profile else api.DEFAULT_GPU))
     capture = CaptureOptions(
         steps=_steps(options.steps),
-        skip_init=not options.keep_init,
+        skip_init=not (options.keep_init or options.execute),
         offline=not options.online,
         events=options.events,
         assume=options.assume,
+        engine=engine,
+        execute=options.execute,
         timeout_seconds=options.timeout,
         stdout="stderr" if options.json == "-" else "inherit",
     )
     context_bytes = parse_bytes(options.context) if options.context else None
-    command = resolve(options.job)
+    command = resolve(options.job, engine=engine)
     if not (options.gpu or profile or options.quiet):
         print(f"foretell: no --gpu given; taking {gpu.name}, a large one", file=sys.stderr, flush=True)
+    traces: list[Trace] = []
     estimate = api.run(
         command,
         gpu=gpu,
@@ -122,10 +145,64 @@ def execute(options: argparse.Namespace) -> int:
         trace_path=options.trace,
         writes_path=options.keep_writes,
         on_progress=None if options.quiet else _progress(),
+        on_trace=traces.append,
     )
-    from foretell.cli.show import show
+    show_text(estimate, is_json=options.json == "-")
+    if options.advise:
+        job = Job(
+            command=command,
+            gpu=gpu,
+            context_bytes=context_bytes,
+            used_by_others_bytes=parse_bytes(options.used_by_others),
+            profile=profile,
+            options=capture,
+        )
+        estimate = _advise(job, estimate, is_json=options.json == "-", is_quiet=options.quiet)
+    if options.explain:
+        _explain(traces[0], is_json=options.json == "-")
+    write_files(options, traces[0], estimate)
+    return exit_code(estimate)
 
-    return show(estimate, json_target=options.json)
+
+def _engine(options: argparse.Namespace) -> Engine | Literal["auto"]:
+    """`--execute` and `--explain` are about the CPU engine, and choose it."""
+    chosen: Engine | Literal["auto"] = options.engine
+    for option in ("execute", "explain"):
+        if getattr(options, option):
+            if chosen == "virtual":
+                raise UsageError(f"--{option} is the CPU engine's, which --engine virtual excludes.")
+            chosen = "cpu"
+    return chosen
+
+
+def _advise(job: Job, estimate: Estimate, *, is_json: bool, is_quiet: bool) -> Estimate:
+    """The estimate has been shown: what follows takes a while."""
+    from foretell.advice import advise
+    from foretell.cli.terminal import console, readers_may_leave
+    from foretell.report import advice_text
+
+    def say(text: str) -> None:
+        if not is_quiet:
+            print(f"foretell: {text}", file=sys.stderr, flush=True)
+
+    findings = advise(job, estimate, say=say)
+    with readers_may_leave():
+        advice_text.render(
+            findings.advice,
+            reserved_bytes=findings.reserved_bytes,
+            is_oom=estimate.oom is not None,
+            not_tried=findings.not_tried,
+            console=console(stderr=is_json),
+        )
+    return replace(estimate, advice=tuple(findings.advice))
+
+
+def _explain(trace: Trace, *, is_json: bool) -> None:
+    from foretell.cli.terminal import console, readers_may_leave
+    from foretell.cpu import explain, layers
+
+    with readers_may_leave():
+        explain.render(layers.layers_of(trace), console(stderr=is_json))
 
 
 def _steps(text: str) -> Steps:
@@ -136,18 +213,6 @@ def _steps(text: str) -> Steps:
     if not text.isdigit():
         raise UsageError(f"--steps {text}: a number of steps is 1 or more, or auto, or all.")
     return int(text)
-
-
-def _check_targets(options: argparse.Namespace) -> None:
-    """A result that could not be written is said before the run, not after it."""
-    for option, path in (("--json", options.json), ("--trace", options.trace)):
-        if path is None or path == "-":
-            continue
-        folder = Path(path).resolve().parent
-        if not folder.is_dir():
-            raise UsageError(f"{option} {path}: there is no folder {folder}.")
-        if Path(path).is_dir():
-            raise UsageError(f"{option} {path} is a folder; give the name of a file.")
 
 
 def _progress() -> Callable[[Progress], None]:
@@ -162,7 +227,8 @@ def _progress() -> Callable[[Progress], None]:
     def show(progress: Progress) -> None:
         nonlocal last_shown, last_seconds
         now = (progress.num_steps, progress.phase or "")
-        if now[0] == last_shown[0] and progress.seconds - last_seconds < 10:
+        pause = 3 if progress.num_operators else 10
+        if now[0] == last_shown[0] and progress.seconds - last_seconds < pause:
             return
         last_shown, last_seconds = now, progress.seconds
         if progress.num_steps:
@@ -170,6 +236,10 @@ def _progress() -> Callable[[Progress], None]:
             text = f"step {progress.num_steps - 1} done{reserved}"
         else:
             text = f"{progress.phase}, no step yet" if progress.phase else "starting: no step yet"
+        if progress.num_operators:
+            text += f", {progress.num_operators:,} operators computed"
+        if progress.remaining_seconds is not None:
+            text += f", about {progress.remaining_seconds:.0f} s to go"
         print(f"{wipe}foretell: {progress.seconds:.0f} s, {text}", file=sys.stderr, flush=True)
 
     return show

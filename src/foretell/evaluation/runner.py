@@ -15,10 +15,10 @@ from pathlib import Path
 import foretell
 from foretell import api, gpus
 from foretell.capture import CaptureOptions, Command, WarmProcess
-from foretell.capture.warm import OUTPUT
+from foretell.capture.launch import OUTPUT
 from foretell.errors import ForetellError
 from foretell.evaluation.records import Answer, Case
-from foretell.records import Estimate
+from foretell.records import Engine, Estimate
 
 WORKLOADS = Path(__file__).parent / "workloads"
 TIMEOUT_SECONDS = 300.0
@@ -47,7 +47,7 @@ def state_of_code() -> str:
 @dataclass(frozen=True, slots=True)
 class Pool:
     num_workers: int
-    engine: str
+    engine: Engine
     state: str
 
     def run(self, cases: Sequence[Case]) -> Iterator[Answer]:
@@ -104,7 +104,9 @@ class Pool:
                     command,
                     gpu=gpu,
                     context_bytes=context_bytes,
-                    options=CaptureOptions(steps="all", history=False, timeout_seconds=TIMEOUT_SECONDS),
+                    options=CaptureOptions(
+                        steps="all", history=False, engine=self.engine, timeout_seconds=TIMEOUT_SECONDS
+                    ),
                     launcher=worker.launch,
                     directory=folder,
                 )

@@ -1,0 +1,358 @@
+"""`foretell run --engine cpu`: a script for CUDA on any torch, also one without CUDA (the stack torch-2.13-cpu).
+
+How its numbers compare with the virtual GPU's is in tests/test_zoo.py; here is what it owes a user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from conftest import HAS_CUDA, ROOT, ZOO, ForetellRun, RunForetell
+from foretell.allocator import CachingAllocator
+from foretell.cpu.layers import layers_of
+from foretell.trace import ACTIONS, load
+from warm_runs import WarmRuns
+
+TRAIN = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+device = torch.device("{device}")
+model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                      nn.Linear(512, 32), nn.LayerNorm(32)).to(device)
+attention, words, head = nn.MultiheadAttention(32, 4, batch_first=True), nn.Embedding(50, 32), nn.Linear(32, 10)
+parts = nn.ModuleList([model, attention.to(device), words.to(device), head.to(device)])
+optimizer = torch.optim.AdamW(parts.parameters(), lr=1e-2)
+images, tokens, labels = torch.randn(16, 3, 16, 16), torch.randint(0, 50, (16, 5)), torch.randint(0, 10, (16,))
+images, tokens, labels = images.to(device), tokens.to(device), labels.to(device)
+for _ in range(4):
+    states = torch.cat([model(images).unsqueeze(1), words(tokens)], 1)
+    states = attention(states, states, states, need_weights=False)[0]
+    loss = nn.functional.cross_entropy(head(states.mean(1)), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(parts.parameters(), 1.0)
+    optimizer.step()
+    print(f"LOSS {{loss.item():.5f}}", flush=True)
+"""
+
+
+@pytest.fixture
+def cpu_run(warm_runs: WarmRuns, tmp_path: Path) -> RunForetell:
+    """A script, given as text, on the CPU engine."""
+
+    def run(text: str, *arguments: str, **options: object) -> ForetellRun:
+        (tmp_path / "script.py").write_text(textwrap.dedent(text))
+        return warm_runs.run(tmp_path / "script.py", *arguments, **{"engine": "cpu", **options})  # type: ignore[arg-type]
+
+    return run
+
+
+def printed(run: ForetellRun, start: str) -> list[str]:
+    return [line.removeprefix(start).strip() for line in run.stdout.splitlines() if line.startswith(start)]
+
+
+def test_auto_takes_what_the_torch_has(run_foretell: RunForetell) -> None:
+    run = run_foretell(ZOO / "mlp_sgd.py", cwd=ZOO)
+    assert run.code == 0, run.tail()
+    assert run.result["engine"] == ("virtual" if HAS_CUDA else "cpu")
+
+
+def test_nothing_of_the_engine_waits_for_the_garbage_collector(run_foretell: RunForetell, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import gc
+        gc.disable()
+        import torch
+        def train():
+            weights = torch.ones(1 << 20, device="cuda", requires_grad=True)
+            optimizer = torch.optim.SGD([weights], lr=0.1)
+            torch._foreach_mul([weights.detach()], 2.0)
+            (weights * weights).sum().backward()
+            weights.grad = None
+            del optimizer
+        train()
+        print("LEFT", torch.cuda.memory_allocated())
+        """)
+    )
+    run = run_foretell(tmp_path / "script.py", options=["--engine", "cpu"])
+    assert run.code == 0, run.tail()
+    assert printed(run, "LEFT") == ["0"]
+
+
+def test_a_torch_without_cuda_is_refused_by_the_virtual_gpu(run_foretell: RunForetell) -> None:
+    if HAS_CUDA:
+        pytest.skip("this torch has CUDA")
+    run = run_foretell(ZOO / "mlp_sgd.py", options=["--engine", "virtual"])
+    assert run.code == 2
+    assert "--engine cpu" in run.stderr
+
+
+def test_execute_computes_what_the_cpu_computes(cpu_run: RunForetell, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(TRAIN.format(device="cpu"))
+    plain = subprocess.run([sys.executable, tmp_path / "plain.py"], capture_output=True, text=True, check=True)
+    expected = [line for line in plain.stdout.splitlines() if line.startswith("LOSS")]
+    run = cpu_run(TRAIN.format(device="cuda"), execute=True, skip_init=False)
+    assert run.code == 0, run.tail()
+    assert [f"LOSS {loss}" for loss in printed(run, "LOSS")] == expected
+    assert len(expected) == 4
+    assert not [caveat for caveat in run.result["caveats"] if "not known" in caveat or "not computed" in caveat]
+
+
+def test_execute_allocates_what_the_run_without_values_allocates(cpu_run: RunForetell) -> None:
+    executed = cpu_run(TRAIN.format(device="cuda"), execute=True)
+    shown = cpu_run(TRAIN.format(device="cuda"))
+    assert executed.code == shown.code == 0, executed.tail() + shown.tail()
+    assert executed.peak["allocated_bytes"] == shown.peak["allocated_bytes"]
+    assert executed.peak["reserved_bytes"] == shown.peak["reserved_bytes"]
+
+
+def test_progress_of_a_run_that_computes(run_foretell: RunForetell, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        textwrap.dedent("""
+        import torch
+        model = torch.nn.Sequential(*[torch.nn.Linear(1500, 1500) for _ in range(6)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            model(torch.randn(3000, 1500).cuda()).square().mean().backward()
+            optimizer.step()
+        """)
+    )
+    run = run_foretell(tmp_path / "slow.py", steps="4", options=["--engine", "cpu", "--execute"])
+    assert run.code == 0, run.tail()
+    assert "operators computed" in run.stderr, run.stderr
+    assert "s to go" in run.stderr, run.stderr
+
+
+def test_values_that_choose_the_way_are_right(cpu_run: RunForetell) -> None:
+    run = cpu_run("""
+        import torch
+        lengths = torch.tensor([3, 5, 2]).cuda()
+        mask = torch.arange(6, device="cuda")[None] < lengths[:, None]
+        x = torch.randn(3, 6, 8, device="cuda")
+        print("SHAPE", tuple(x[mask].shape), tuple(mask.nonzero().shape), int(lengths.max()), lengths.tolist())
+        labels = torch.full((3, 6), -100).cuda().masked_fill(mask, 1)
+        print("COUNT", (labels != -100).sum().item(), bool(mask.all()), torch.unique(labels).tolist())
+        order = torch.randperm(10, device="cuda")
+        print("ORDER", order.sort().values.tolist() == list(range(10)))
+    """)
+    assert run.code == 0, run.tail()
+    assert printed(run, "SHAPE") == ["(10, 8) (10, 2) 5 [3, 5, 2]"]
+    assert printed(run, "COUNT") == ["10 False [-100, 1]"]
+    assert printed(run, "ORDER") == ["True"]
+
+
+def test_a_value_nobody_knows_is_a_caveat_with_its_line(cpu_run: RunForetell) -> None:
+    run = cpu_run("""
+        import torch
+        x = torch.randn(4096, 4096, device="cuda")
+        if x.mean().item() > 100:
+            raise ValueError
+    """)
+    assert run.code == 0, run.tail()
+    assert any("script.py:4" in caveat for caveat in run.result["caveats"]), run.result["caveats"]
+
+
+def test_out_of_memory_is_a_verdict_where_it_happens(run_foretell: RunForetell, tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text("import torch\nkept = [torch.empty(1 << 30, device='cuda') for _ in range(4)]\n")
+    run = run_foretell(tmp_path / "large.py", gpu="10GiB,sm86", options=["--engine", "cpu", "--context", "300MiB"])
+    assert run.code == 3, run.tail()
+    assert run.result["verdict"] == "oom"
+    assert run.result["oom"]["where"].endswith("large.py:2")
+    assert "Tried to allocate 4.00 GiB" in run.result["oom"]["message"]
+    assert run.peak["reserved_bytes"] == 8 << 30
+
+
+def test_a_script_that_catches_out_of_memory_goes_on(cpu_run: RunForetell) -> None:
+    run = cpu_run(
+        """
+        import torch
+        try:
+            torch.empty(1 << 40, device="cuda")
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        print("FREE", torch.cuda.mem_get_info()[0] > 1 << 30, torch.cuda.memory_reserved())
+        """
+    )
+    assert run.code == 0, run.tail()
+    assert printed(run, "FREE") == ["True 0"]
+
+
+def test_tensors_of_two_devices_do_not_mix(cpu_run: RunForetell) -> None:
+    run = cpu_run("import torch\ntorch.ones(3, device='cuda') + torch.ones(3)\n")
+    assert run.code == 1
+    assert "same device" in run.stderr
+
+
+@pytest.mark.parametrize("line", ["torch.ones(3, device='cuda:1')", "torch.cuda.set_device(3)"])
+def test_there_is_one_card_and_no_other(line: str, cpu_run: RunForetell) -> None:
+    run = cpu_run(f"import torch\n{line}\n")
+    assert run.code == 1
+    assert "invalid device ordinal" in run.stderr
+
+
+def test_an_operator_it_does_not_know_gives_no_number(cpu_run: RunForetell) -> None:
+    run = cpu_run("""
+        import torch
+        try:
+            torch.sparse_coo_tensor(torch.zeros(1, 2, dtype=torch.int64).cuda(), torch.ones(2).cuda(), (3,)).to_dense()
+        except Exception:
+            pass
+    """)
+    if HAS_CUDA:  # torch brings it along: indices, values and the dense tensor
+        assert run.code == 0, run.tail()
+        assert run.peak["allocated_bytes"] == 3 * 512
+    else:
+        assert run.code == 2
+        assert "does not know the operator" in run.stderr
+        assert "--engine virtual" in run.stderr
+
+
+def test_explain_is_about_the_cpu_engine(run_foretell: RunForetell) -> None:
+    run = run_foretell(ZOO / "mlp_adam.py", cwd=ZOO, options=["--engine", "cpu", "--explain"])
+    assert run.code == 0, run.tail()
+    for layer in ("moved to the card", "forward", "backward", "optimizer", "cuBLAS workspace"):
+        assert layer in run.stdout, run.stdout
+
+
+def test_the_layers_add_up_to_the_run(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    trace = tmp_path / "gpt2.trace"
+    run = warm_runs.run(ZOO / "hf_gpt2.py", engine="cpu", trace=trace)
+    assert run.code == 0, run.tail()
+    layers = layers_of(load(trace))
+    assert layers[-1].peak_allocated_bytes == run.peak["allocated_bytes"]
+    assert layers[-1].peak_reserved_bytes == run.peak["reserved_bytes"]
+    allocated = [layer.peak_allocated_bytes for layer in layers]
+    assert allocated == sorted(allocated)
+    assert layers[0].peak_allocated_bytes > 0
+    assert any("efficient" in layer.what or "flash" in layer.what for layer in layers)
+
+
+def test_every_allocation_has_its_operator_phase_and_module(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    trace = tmp_path / "gpt2.trace"
+    assert warm_runs.run(ZOO / "hf_gpt2.py", engine="cpu", trace=trace).code == 0
+    captured = load(trace)
+    marks = [
+        {file: function for file, _, function in (captured.frames[frame] for frame in captured.stacks[stack][:4])}
+        for action, stack in zip(captured.memory.action, captured.memory.stack, strict=True)
+        if ACTIONS[action] == "alloc"
+    ]
+    assert all("<operator>" in each and "<phase>" in each for each in marks)
+    mlp = "GPT2LMHeadModel.transformer.h.1.mlp.c_fc"
+    for phase, operator in (("forward", "aten.addmm.default"), ("backward", "aten.mm.default")):
+        found = [each for each in marks if each["<phase>"] == phase and each.get("<nn.Module>") == mlp]
+        assert operator in {each["<operator>"] for each in found}, (phase, found[:5])
+
+
+def test_the_script_sees_the_card(cpu_run: RunForetell) -> None:
+    run = cpu_run(
+        """
+        import torch
+        properties = torch.cuda.get_device_properties(0)
+        print("CARD", torch.cuda.is_available(), torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+        print("MEMORY", properties.total_memory, properties.multi_processor_count)
+        with torch.cuda.stream(torch.cuda.Stream()), torch.autocast("cuda", torch.bfloat16):
+            product = torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+        print("TYPE", product.dtype, product.device, torch.cuda.memory_allocated() > 0)
+        print("KNOWN", torch.cuda.memory_stats()["allocated_bytes.all.peak"] == torch.cuda.max_memory_allocated())
+        """
+    )
+    assert run.code == 0, run.tail()
+    assert printed(run, "CARD") == ["True NVIDIA GeForce RTX 3060 (8, 6)"]
+    assert printed(run, "MEMORY") == [f"{run.result['gpu']['total_bytes']} 28"]
+    assert printed(run, "TYPE") == ["torch.bfloat16 cuda:0 True"]
+    assert printed(run, "KNOWN") == ["True"]
+
+
+def test_allocator_options_count(cpu_run: RunForetell) -> None:
+    text = "import torch\nkept = [torch.empty(3 << 20, dtype=torch.uint8, device='cuda') for _ in range(9)]\n"
+    plain = cpu_run(text)
+    expandable = cpu_run(text, environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    allocator = CachingAllocator()
+    for _ in range(9):
+        allocator.malloc(3 << 20)
+    assert plain.peak["reserved_bytes"] == allocator.peak_reserved_bytes
+    assert expandable.code == 0, expandable.tail()
+    assert expandable.peak["allocated_bytes"] == plain.peak["allocated_bytes"]
+
+
+def test_torch_compile_is_left_out_with_a_caveat(cpu_run: RunForetell) -> None:
+    run = cpu_run("""
+        import torch
+        model = torch.compile(torch.nn.Linear(64, 64).cuda())
+        step = torch.compile(mode="max-autotune")(lambda x: model(x).relu().sum())
+        step(torch.randn(8, 64, device="cuda")).backward()
+        print("DONE", model.weight.grad.shape)
+    """)
+    assert run.code == 0, run.tail()
+    assert printed(run, "DONE")
+    assert sum("torch.compile was left out" in caveat for caveat in run.result["caveats"]) == 1
+
+
+# --- the self-test ----------------------------------------------------------------------------------------------------
+
+RUNS_THE_SELF_TEST = """
+import torch
+from foretell_inside.fake_cuda import self_test
+torch.cuda.init()
+parts, begin = {}, 0
+name = None
+def mark(new):
+    global begin, name
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    if name is not None:
+        parts[name] = [event["size"] for event in events[begin:] if event["action"] == "alloc"]
+    begin, name = len(events), new
+self_test.program(torch, mark)
+print("DIFFERENCE", self_test.first_difference(parts))
+"""
+
+
+@pytest.mark.parametrize("gpu", ["t4", "a100-40gb", "h100-80gb"])
+def test_a_card_makes_the_allocations_the_self_test_expects(gpu: str, warm_runs: WarmRuns, tmp_path: Path) -> None:
+    """On the virtual GPU where there is one: the list in the self-test is the truth, not what the engine does."""
+    (tmp_path / "script.py").write_text(RUNS_THE_SELF_TEST)
+    run = warm_runs.run(tmp_path / "script.py", gpu=gpu, engine="auto")
+    assert run.code == 0, run.tail()
+    assert printed(run, "DIFFERENCE") == ["None"]
+
+
+def test_a_torch_that_fails_the_self_test_is_refused(tmp_path: Path) -> None:
+    """The hooks are loaded as the bootstrap loads them, with one number of the self-test changed."""
+    inside = ROOT / "src" / "foretell" / "capture" / "inside"
+    capture = {"directory": str(tmp_path), "engine": "cpu", "overlay": False}
+    script = f"""
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("foretell_inside", {str(inside / "__init__.py")!r},
+                               submodule_search_locations=[{str(inside)!r}])
+package = module_from_spec(spec)
+sys.modules["foretell_inside"] = package
+spec.loader.exec_module(package)
+package.install({capture!r})
+import torch
+from foretell_inside.fake_cuda import self_test
+self_test.EXPECTED["forward"] = [1]
+torch.ones(3, device="cuda")
+print("went on")
+"""
+    card = "name=X;count=1;total=8589934592;context=0;major=8;minor=0;sms=108;threads_per_sm=2048"
+    if HAS_CUDA:
+        pytest.skip("where torch has CUDA it needs a driver, which this test does not preload")
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, "FORETELL_DEVICE": card}
+    )
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "went on" not in ended.stdout
+    lines = [json.loads(line) for path in tmp_path.glob("journal-*.jsonl") for line in path.read_text().splitlines()]
+    refused = [line for line in lines if line["kind"] == "unsupported"]
+    assert len(refused) == 1
+    assert "self-test failed (forward" in refused[0]["what"]
+    assert "2.13" in refused[0]["hint"]
