@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from capture_folder import training_run
 from foretell.cli import main
 from foretell.diff import Held, Summary, compare, folded, grown_over, page, sentence, summary_of, text
 from foretell.diff import json as diff_json
-from foretell.diff.compare import Change, percent, signed
+from foretell.diff.compare import Change, outlook, percent, signed
 from foretell.records import StepPeak
 from foretell.report import json as report_json
 from foretell.trace import load, save
@@ -174,6 +175,15 @@ def test_the_sentence_begins_with_a_verdict_that_turned() -> None:
     assert sentence(compare(oom, fits)).startswith("it fits now: -1.0 MiB")
 
 
+def test_what_was_held_when_memory_ran_out_is_not_taken_for_a_saving() -> None:
+    fits, oom = summary(block(2 * MIB)), summary(block(MIB), verdict="oom", oom_step=0)
+    assert sentence(compare(fits, oom)) == "it runs out of memory now"
+    assert outlook(compare(fits, oom)) == 1
+    assert sentence(compare(oom, fits)) == "it fits now"
+    assert outlook(compare(oom, fits)) == -1
+    assert "<h1 class='more'>it runs out" in page.render(compare(fits, oom))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [(0, 5, ("+5 B", "new")), (5, 0, ("-5 B", "gone")), (200, 203, ("+3 B", "+1.5 %")), (4, 3, ("-1 B", "-25 %"))],
@@ -310,6 +320,7 @@ def test_missing_files_folders_and_targets_are_said(tmp_path: Path, capsys: Any)
         ([good, str(tmp_path)], f"cannot read {tmp_path}: Is a directory"),
         ([good, good, "--html", str(tmp_path / "no" / "x")], "there is no folder"),
         ([good, good, "--json", str(tmp_path)], "is a folder"),
+        ([good, good, "--html", good], "that file is the one to read"),
         ([good], "the following arguments are required: B"),
     ):
         assert main(["diff", *words]) == 2
@@ -348,6 +359,19 @@ def test_the_text_shows_names_as_they_are() -> None:
     text.render(compare(*sharp()), Console(file=output, width=200))
     assert "[red]op[/red]" in output.getvalue()
     assert f"activation of {SHARP}" in output.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_long_names_go_on_after_a_dot_and_no_number_is_cut(width: int) -> None:
+    module = "LlamaForCausalLM.model.layers.0.mlp.gate_proj"
+    difference = compare(summary(block(800 * MIB, module)), summary(block(1900 * MIB, module)))
+    output = io.StringIO()
+    text.render(difference, Console(file=output, width=width))
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert {"LlamaForCausalLM", "layers", "gate_proj"} <= set(output.getvalue().replace(".", " ").split())
+    assert any(re.fullmatch(r"  peak reserved .* \+1\.07 GiB  \+138 %", line) for line in lines)
+    assert any(re.fullmatch(r"  LlamaForCausalLM\..* \+1\.07 GiB( +\+138 %)?", line) for line in lines)
 
 
 def test_of_many_rows_the_largest_are_shown_and_the_rest_counted() -> None:

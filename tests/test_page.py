@@ -332,6 +332,37 @@ def test_the_treemap_opens_and_closes_by_mouse_and_keyboard(page: Page) -> None:
     page.wait_for_function("document.activeElement.className == 'tile'")  # once it is drawn
 
 
+def test_a_model_beside_something_large_is_shown_as_its_layers(open_page: OpenPage) -> None:
+    """As in an optimizer step: else the treemap is two tiles, the model and the rest."""
+    blocks = tuple(
+        replace(block, module=None) if block.category == "optimizer_state" else block for block in run().blocks
+    )
+    page = open_page(html.render(estimate_for(run()), replace(run(), blocks=blocks)))
+    assert page.locator(".crumbs button").all_inner_texts() == ["all", "Show these blocks"]
+    inside = [
+        block
+        for block in alive(replace(run(), blocks=blocks), run().peak_event)
+        if ".layers.1." in (block.module or "")
+    ]
+    tile = page.locator(".tile[aria-label^='LlamaForCausalLM.model.layers.1: ']")
+    assert f": {format_bytes(sum(block.bytes for block in inside))}, " in (tile.get_attribute("aria-label") or "")
+    assert page.locator(".tile[aria-label^='outside of any module']").count() == 1
+    tile.click()
+    assert page.locator(".crumbs").inner_text().split("\n")[0].startswith("all")
+    assert page.locator(".crumbs [aria-current=true]").inner_text() == "layers.1"
+
+
+def test_names_in_the_list_have_room(page: Page) -> None:
+    assert width_of(page.locator(".list th").first) > 0.4 * width_of(page.locator(".list"))
+
+
+def test_colours_of_phases_are_named(page: Page) -> None:
+    said = page.locator(".phases").inner_text()
+    assert [phase for phase in ("forward", "backward", "optimizer step", "evaluation") if phase in said] == [
+        "forward", "backward", "optimizer step",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("grouping", "expected"), [("category", "optimizer state"), ("source", "llm/train.py"), ("module", "layers.0")]
 )
@@ -367,6 +398,21 @@ def test_segments_are_walked_by_keyboard(page: Page) -> None:
     first = page.locator(".strip .tooltip").inner_text()
     page.keyboard.press("ArrowRight")
     assert page.locator(".strip .tooltip").inner_text() != first
+
+
+@pytest.mark.parametrize("moment", ["p", "Home"])
+def test_a_part_of_a_segment_is_found_in_the_table_whatever_was_shown_there(page: Page, moment: str) -> None:
+    page.locator(".chart").focus()
+    page.keyboard.press(moment)
+    page.get_by_label("Search the blocks").fill("no such thing")
+    page.locator("[data-filter=buffer]").click()
+    page.locator(".strip canvas").first.focus()
+    page.keyboard.press("ArrowRight")
+    said = page.locator(".strip .tooltip").inner_text()
+    page.keyboard.press("Enter")
+    assert f"{first_row(page).bytes:,} bytes" in said
+    assert first_row(page).module in said.splitlines()
+    page.wait_for_function("document.querySelector('.blocks').getBoundingClientRect().top < innerHeight")
 
 
 def test_the_table_sorts(page: Page) -> None:
@@ -452,6 +498,11 @@ def test_tab_reaches_every_part_and_focus_is_seen(page: Page) -> None:
 def test_nothing_is_wider_than_a_phone(open_page: OpenPage) -> None:
     estimate = estimate_for(run(), is_out_of_memory=True)
     page = open_page(html.render(replace(estimate, advice=ADVICE, leaks=LEAKS), run()), width=380)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 380
+    page.locator(".strip canvas").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.locator(".filters .chip").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     assert colours_in(page, ".chart canvas") > 5
 

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from capture_folder import training_run
 from foretell.records import Estimate, OutOfMemory, StepPeak
 from foretell.report import json as json_report
 from foretell.report import text
+from foretell.report.dotted import Dotted
 from foretell.units import GIB, MIB
 from foretell.verdict import estimate_of
+from report_data import LEAKS, transformer
 
 
 @pytest.fixture
@@ -80,6 +83,45 @@ def test_an_oom_is_told_in_pytorchs_words_with_step_phase_and_line(runs_out: Est
     assert "in step 1, backward, at" in output
     assert "train.py:57" in output
     assert "Tried to allocate 2.00 GiB. GPU 0 has [1]" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "lines"),
+    [
+        ("Net.layers.*.linear", 30, ["Net.layers.*.linear"]),
+        ("LlamaForCausalLM.model.layers.*.mlp.gate_proj", 25, ["LlamaForCausalLM.model.", "layers.*.mlp.gate_proj"]),
+        ("activation of GPT2.blocks.*.mlp", 26, ["activation of", "GPT2.blocks.*.mlp"]),
+        ("mm\n  functional.cross_entropy, forward", 16, ["mm", "  functional.", "  cross_entropy,", "  forward"]),
+        ("no_dot_in_it", 8, ["no_dot_i", "n_it"]),
+    ],
+)
+def test_a_long_name_goes_on_after_a_space_or_a_dot(name: str, width: int, lines: list[str]) -> None:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    found = console.render_lines(Dotted(Text(name)), pad=False)
+    assert ["".join(segment.text for segment in line).rstrip() for line in found] == lines
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_who_holds_the_memory_keeps_to_the_width(fits: Estimate, width: int) -> None:
+    output = shown(replace(fits, attribution=transformer(num_layers=3, num_steps=2)), width)
+    assert max(map(len, output.splitlines())) <= width
+    assert "gate_proj" in output
+    assert "train.py:64" in output
+
+
+def test_numbers_of_steps_stand_apart(fits: Estimate) -> None:
+    output = shown(replace(fits, attribution=transformer(num_layers=1, num_steps=60))).splitlines()
+    numbers = output[next(n for n, line in enumerate(output) if "memory over steps" in line) - 1].split()
+    assert numbers[0] == "0"
+    assert list(map(int, numbers)) == sorted(set(map(int, numbers)))
+    assert 10 < len(numbers) <= 60
+    assert all(int(number) < 60 for number in numbers)
+
+
+def test_what_to_do_about_leaks_is_said_once(fits: Estimate) -> None:
+    output = shown(replace(fits, leaks=(LEAKS[0], LEAKS[0])))
+    assert output.count("LEAK") == 2
+    assert output.count("loss.item()") == 1
 
 
 def test_redirected_files_and_caveats_are_told(fits: Estimate) -> None:

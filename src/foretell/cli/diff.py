@@ -38,7 +38,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.cli.terminal import console, readers_may_leave
     from foretell.diff import compare, grown_over, json, page, summary_of, text
 
-    check_targets({"--json": options.json, "--html": options.html})
+    check_targets({"--json": options.json, "--html": options.html}, sources=[options.before, options.after])
     limit = None if options.fail_over is None else _limit(options.fail_over)
     difference = compare(summary_of(options.before), summary_of(options.after))
     if options.json and options.json != "-":

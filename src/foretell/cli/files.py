@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,16 +30,20 @@ def add_files(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None
     )  # fmt: skip
 
 
-def check_targets(targets: dict[str, str | Path | None]) -> None:
-    """A result that could not be written is said before the work, not after it."""
+def check_targets(targets: dict[str, str | Path | None], *, sources: Sequence[Path] = ()) -> None:
+    """A result that could not be written, or would be written over another file, is said before the work."""
+    taken = {source.resolve(): "is the one to read" for source in sources}
     for option, path in targets.items():
         if path is None or path == "-":
             continue
-        folder = Path(path).resolve().parent
-        if not folder.is_dir():
-            raise UsageError(f"{option} {path}: there is no folder {folder}.")
-        if Path(path).is_dir():
+        target = Path(path).resolve()
+        if not target.parent.is_dir():
+            raise UsageError(f"{option} {path}: there is no folder {target.parent}.")
+        if target.is_dir():
             raise UsageError(f"{option} {path} is a folder; give the name of a file.")
+        if target in taken and not target.is_char_device():  # /dev/null takes everything
+            raise UsageError(f"{option} {path}: that file {taken[target]}; give another name.")
+        taken[target] = f"is what {option} writes"
 
 
 def write_files(options: argparse.Namespace, trace: Trace, estimate: Estimate) -> None:

@@ -18,7 +18,8 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.trace import load
     from foretell.verdict import estimate_of
 
-    check_targets({"--json": options.json, "--report": options.report, "--snapshot": options.snapshot})
+    targets = {"--json": options.json, "--report": options.report, "--snapshot": options.snapshot}
+    check_targets(targets, sources=[options.trace])
     trace = load(options.trace)
     estimate = estimate_of(trace)
     show_text(estimate, is_json=options.json == "-")

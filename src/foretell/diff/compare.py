@@ -358,9 +358,24 @@ def percent(change: Change) -> str:
 
 def sentence(difference: Difference) -> str:
     """As in: +1.20 GiB (+14 %) reserved, mostly activations of model.layers.*"""
-    verdicts = (difference.before.verdict, difference.after.verdict)
-    turn = {("fits", "oom"): "it runs out of memory now: ", ("oom", "fits"): "it fits now: "}.get(verdicts, "")
-    return turn + _growth(difference)
+    turn = _turn(difference)
+    if turn == 0:
+        return _growth(difference)
+    words = "it runs out of memory now" if turn > 0 else "it fits now"
+    # What was held when memory ran out is not what is needed: that it is less then says nothing.
+    is_telling = turn * difference.peak("reserved_bytes").bytes > 0
+    return f"{words}: {_growth(difference)}" if is_telling else words
+
+
+def outlook(difference: Difference) -> int:
+    """1: worse, -1: better, 0: the same. A verdict that turned weighs more than bytes."""
+    change = difference.peak("reserved_bytes").bytes
+    return _turn(difference) or (change > 0) - (change < 0)
+
+
+def _turn(difference: Difference) -> int:
+    """1: it runs out of memory now, -1: it fits now."""
+    return (difference.after.verdict == "oom") - (difference.before.verdict == "oom")
 
 
 def _growth(difference: Difference) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from foretell.diff.compare import BlockChange, Change, Difference, described, folded, percent, sentence, signed
+from foretell.diff.compare import BlockChange, Change, Difference, described, folded, outlook, percent, sentence, signed
 from foretell.diff.summary import Summary
 from foretell.diff.text import PEAK_WORDS
 from foretell.report.holders import words_of
@@ -25,18 +25,24 @@ p, .soft { color: var(--soft); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; width: 100%; }
 th { text-align: right; color: var(--soft); font-weight: 500; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th.name, td.name { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+th.name, td.name { text-align: left; white-space: pre-wrap; overflow-wrap: anywhere; }
 .more { color: var(--more); } .less { color: var(--less); }
 td.bar { width: 12rem; } td.bar div { height: .7rem; border-radius: 2px; background: currentColor; opacity: .75; }
 details summary { cursor: pointer; color: var(--soft); margin: .4rem 0; }
 li { color: var(--soft); }
+@media (max-width: 640px) { /* a name has a line of its own, the numbers are below it */
+  tr { display: flex; flex-wrap: wrap; border-bottom: 1px solid var(--line); padding: .2rem 0; }
+  th, td { border: 0; padding: .05rem .3rem; flex: 1 1 0; }
+  th.name:empty, th:last-child:empty, td.bar { display: none; }
+  th.name, td.name { flex: 1 0 100%; } .runs td.name { flex: 0 1 auto; }
+}
 """
 _ROWS = 20
 
 
 def render(difference: Difference) -> str:
     title = escape(sentence(difference))
-    tone = _tone(difference.peak("reserved_bytes"))
+    tone = _tone(outlook(difference))
     parts = [
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
@@ -57,7 +63,7 @@ def render(difference: Difference) -> str:
 
 def _runs(difference: Difference) -> str:
     rows = [_run("before", difference.before), _run("after", difference.after)]
-    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+    return f"<table class=runs><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _run(word: str, summary: Summary) -> str:
@@ -84,7 +90,7 @@ def _table(title: str, headings: Sequence[str], num_names: int, rows: Sequence[t
     if not rows:
         return ""
     largest = max(abs(change.bytes) for _, change in rows) or 1
-    drawn = [_row([*names, *_sizes(change, largest)], num_names, _tone(change)) for names, change in rows]
+    drawn = [_row([*names, *_sizes(change, largest)], num_names, _tone(change.bytes)) for names, change in rows]
     head = "".join(f"<th{' class=name' if n < num_names else ''}>{escape(h)}</th>" for n, h in enumerate(headings))
     head = f"<thead><tr>{head}</tr></thead>"
     first = f"<div class='scroll'><table>{head}<tbody>{''.join(drawn[:_ROWS])}</tbody></table></div>"
@@ -130,5 +136,5 @@ def _notes(difference: Difference) -> str:
     return f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in difference.notes)}</ul>"
 
 
-def _tone(change: Change) -> str:
-    return "more" if change.bytes > 0 else "less" if change.bytes < 0 else "soft"
+def _tone(sign: int) -> str:
+    return "more" if sign > 0 else "less" if sign < 0 else "soft"

@@ -16,15 +16,19 @@ from foretell.diff.compare import (
     StepChange,
     described,
     folded,
+    outlook,
     percent,
     sentence,
     signed,
 )
 from foretell.diff.summary import Summary
+from foretell.report.dotted import Dotted
 from foretell.report.holders import words_of
 from foretell.units import format_bytes
 
 _MAX_WIDTH = 110
+_NARROW = 76
+"""Below this there is no room for every number beside a name."""
 _ROWS = 12
 PEAK_WORDS = {
     "allocated_bytes": "peak allocated",
@@ -40,13 +44,14 @@ PEAK_WORDS = {
 
 def render(difference: Difference, console: Console) -> None:
     width = min(console.width, _MAX_WIDTH)
+    is_narrow = width < _NARROW
     parts: list[RenderableType | None] = [
         _runs(difference),
-        Padding(Text(sentence(difference), style=f"bold {_colour(difference.peak('reserved_bytes'))}"), (1, 2, 0, 2)),
+        Padding(Text(sentence(difference), style=f"bold {_colour(outlook(difference))}"), (1, 2, 0, 2)),
         _table("", _named(difference.peaks, PEAK_WORDS.__getitem__)),
         _table("by category", _named(difference.categories or (), words_of)),
-        _table("by module", _named(folded(difference.modules or ()))),
-        _blocks(folded(difference.blocks or ())),
+        _table("by module", _named(folded(difference.modules or ())), has_percent=not is_narrow),
+        _blocks(folded(difference.blocks or ()), is_narrow=is_narrow),
         _steps(difference.steps),
         _facts(difference),
         _notes(difference),
@@ -71,23 +76,25 @@ def _named(changes: Sequence[Change], word: Callable[[str], str] | None = None) 
     return [(word(change.name) if word else change.name, change) for change in changes]
 
 
-def _table(title: str, rows: Sequence[tuple[str, Change]]) -> RenderableType | None:
+def _table(title: str, rows: Sequence[tuple[str, Change]], *, has_percent: bool = True) -> RenderableType | None:
     if not rows:
         return None
-    table = _headed(title, "before", "after", "change", "")
+    table = _headed(title, "before", "after", "change", *[""] * has_percent)
     for name, change in rows[:_ROWS]:
         count = f" ({change.count})" if change.count > 1 else ""
-        table.add_row(Text(name + count), *_sizes(change))
+        table.add_row(Dotted(Text(name + count)), *_sizes(change, has_percent=has_percent))
     return _titled(table, len(rows))
 
 
-def _blocks(changes: Sequence[BlockChange]) -> RenderableType | None:
+def _blocks(changes: Sequence[BlockChange], *, is_narrow: bool) -> RenderableType | None:
     if not changes:
         return None
-    table = _headed("blocks at the peak", "number", "before", "after", "change", "")
+    sizes = ("change",) if is_narrow else ("before", "after", "change", "")
+    table = _headed("blocks at the peak", "number", *sizes)
     for change in changes[:_ROWS]:
         what, origin, number = described(change)
-        table.add_row(Text.assemble(what, (f"\n  {origin}", "bright_black")), number, *_sizes(change))
+        name = Dotted(Text.assemble(what, (f"\n  {origin}", "bright_black")))
+        table.add_row(name, number, *([_signed(change)] if is_narrow else _sizes(change)))
     return _titled(table, len(changes))
 
 
@@ -141,18 +148,15 @@ def _titled(table: Table, num_rows: int) -> RenderableType:
     return Padding(Group(*rest), (1, 2, 0, 2), expand=False)
 
 
-def _sizes(change: Change) -> tuple[Text, Text, Text, Text]:
-    return (
-        Text(format_bytes(change.before_bytes)),
-        Text(format_bytes(change.after_bytes)),
-        _signed(change),
-        Text(percent(change) if change.bytes else "", style="bright_black"),
-    )
+def _sizes(change: Change, *, has_percent: bool = True) -> list[Text]:
+    sizes = [Text(format_bytes(change.before_bytes)), Text(format_bytes(change.after_bytes)), _signed(change)]
+    share = Text(percent(change) if change.bytes else "", style="bright_black")
+    return [*sizes, share] if has_percent else sizes
 
 
 def _signed(change: Change) -> Text:
-    return Text(signed(change.bytes), style=_colour(change))
+    return Text(signed(change.bytes), style=_colour(change.bytes))
 
 
-def _colour(change: Change) -> str:
-    return "red" if change.bytes > 0 else "green" if change.bytes < 0 else "bright_black"
+def _colour(sign: int) -> str:
+    return "red" if sign > 0 else "green" if sign < 0 else "bright_black"

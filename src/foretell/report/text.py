@@ -14,10 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from foretell.records import Attribution, Category, Estimate, Gpu, StepPeak
+from foretell.report.dotted import Dotted
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
 from foretell.units import GIB, format_bytes
 
 _MAX_WIDTH = 100
+_NARROW = 76
+"""Below this, what would be side by side is one below the other."""
+_NO_NOTES = 56
 _MAX_STEPS = 8
 _MAX_HOLDERS = 10
 _MAX_LEAKS = 3
@@ -33,7 +37,7 @@ _PARTS = {"allocated": "green", "cache": "cyan", "libraries": "magenta", "contex
 def render(estimate: Estimate, console: Console) -> None:
     width = min(console.width, _MAX_WIDTH)
     parts = [
-        _headline(estimate, width), _memory(estimate), _who(estimate, width), _leaks(estimate), _steps(estimate),
+        _headline(estimate, width), _memory(estimate, width), _who(estimate, width), _leaks(estimate), _steps(estimate),
         _run(estimate), _caveats(estimate),
     ]  # fmt: skip
     console.print(Group(*(part for part in parts if part is not None)), width=width)
@@ -101,7 +105,7 @@ def _bar(estimate: Estimate, width: int) -> Text:
     return bar.append(percent)
 
 
-def _memory(estimate: Estimate) -> RenderableType:
+def _memory(estimate: Estimate, width: int) -> RenderableType:
     peak = estimate.peak
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
@@ -110,7 +114,8 @@ def _memory(estimate: Estimate) -> RenderableType:
 
     def row(part: str | None, label: str, size: int, note: str, style: str = "") -> None:
         mark = ("■ ", _PARTS[part]) if part else ("  ", "")
-        table.add_row(Text.assemble(mark, (label, style)), Text(format_bytes(size), style=style), note)
+        notes = [note] if width >= _NO_NOTES else []
+        table.add_row(Text.assemble(mark, (label, style)), Text(format_bytes(size), style=style), *notes)
 
     libraries = ", ".join(estimate.library_names)
     guess = "as given with --context" if estimate.is_context_given else "a guess; --context says what yours takes"
@@ -153,15 +158,19 @@ def _who(estimate: Estimate, width: int) -> RenderableType | None:
         padding=(0, 2),
     )
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", show_edge=False)
+    is_narrow = width < _NARROW
     table.add_column("holds", justify="right", no_wrap=True)
-    table.add_column("what", no_wrap=True)
-    table.add_column("module", overflow="fold")
-    table.add_column("line", overflow="fold", style="bright_black")
+    table.add_column("what", no_wrap=not is_narrow)
+    table.add_column("module, line" if is_narrow else "module", overflow="fold")
+    if not is_narrow:
+        table.add_column("line", overflow="fold")
     for holder in holders(blocks)[:_MAX_HOLDERS]:
         many = f" x{holder.num_blocks}" if holder.num_blocks > 1 else ""
         what = Text.assemble((words_of(holder.category), _CATEGORIES[holder.category]), many)
         module = Text(holder.name or holder.module or OUTSIDE)
-        table.add_row(format_bytes(holder.bytes), what, module, Text(_file_and_line(holder.where)))
+        line = Text(_file_and_line(holder.where), style="bright_black")
+        places = [Text("\n").join([module, line] if line else [module])] if is_narrow else [module, line]
+        table.add_row(format_bytes(holder.bytes), what, *map(Dotted, places))
     title = Text.assemble("At the peak of allocated ", (format_bytes(total), "bold"), ":")
     parts: list[RenderableType] = [title, bar, legend, Text(), table]
     if len(attribution.spans) > 1:
@@ -169,7 +178,7 @@ def _who(estimate: Estimate, width: int) -> RenderableType | None:
     return Padding(Group(*parts), (1, 2, 0, 2), expand=False)
 
 
-def _sparkline(attribution: Attribution, width: int) -> Text:
+def _sparkline(attribution: Attribution, width: int) -> RenderableType:
     """Allocated over the run, each column the most of its events; below it where each step begins."""
     points = timeline(attribution, max_points=width)
     most = max(point.allocated_bytes for point in points)
@@ -177,14 +186,16 @@ def _sparkline(attribution: Attribution, width: int) -> Text:
     for point in points:
         level = round(point.allocated_bytes / most * (len(_LEVELS) - 1)) if most else 0
         line.append(_LEVELS[level], style=_PHASE_STYLES.get(point.phase, "default"))
-        if point.step != last and len(steps) <= line.cell_len - 1:
-            steps = steps.ljust(line.cell_len - 1) + str(point.step)
+        at, number = line.cell_len - 1, str(point.step)
+        has_room = (not steps or at > len(steps)) and at + len(number) <= width
+        if point.step != last and has_room:
+            steps = steps.ljust(at) + number
         last = point.step
-    legend = Text("memory over the steps: ")
+    legend = [Text("memory over steps:")]
     for phase, style in _PHASE_STYLES.items():
         if any(point.phase == phase for point in points):
-            legend.append("■ ", style).append(f"{_phase_words(phase)}  ")
-    return Text("\n").join([line, Text(steps[:width], style="bright_black"), legend])
+            legend.append(Text.assemble(("■ ", style), _phase_words(phase)))
+    return Group(line, Text(steps, style="bright_black"), Columns(legend, padding=(0, 2)))
 
 
 def _leaks(estimate: Estimate) -> RenderableType | None:
@@ -197,10 +208,10 @@ def _leaks(estimate: Estimate) -> RenderableType | None:
             (_short(leak.where) if leak.where else leak.module or "an unknown line", "bold"),
             f"; {leak.num_blocks} blocks, {format_bytes(leak.held_bytes)} so far. ",
             f"Held by {', '.join(leak.held_by)}. " if leak.held_by else "",
-            "Keep loss.item() or loss.detach() instead of tensors with their graph, or let go of them.",
         )
         for leak in estimate.leaks[:_MAX_LEAKS]
     ]
+    lines.append(Text("Keep loss.item() or loss.detach() instead of tensors with their graph, or let go of them."))
     return Padding(Group(*lines), (1, 2, 0, 2), expand=False)
 
 

@@ -3,7 +3,7 @@ import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { bytes, exactBytes, number, shortPath, words } from "./format";
 import type { Run } from "./run";
-import type { Choice } from "./state";
+import type { Choice, Place } from "./state";
 
 const ROW = 28, VISIBLE = 16, MARGIN = 8;
 
@@ -139,6 +139,15 @@ export function Blocks({ choice }: { choice: Choice }) {
       </div>
     </section>
   );
+}
+
+/** Goes to the table, with nothing but these blocks in it. */
+export function showInTable(choice: Choice, place: Place | null, onlyAlive = true): void {
+  choice.place.value = place;
+  choice.search.value = "";
+  choice.categories.value = new Set();
+  choice.onlyAlive.value = onlyAlive;
+  document.getElementById("blocks")?.scrollIntoView({ behavior: "smooth" });
 }
 
 function toggle(choice: Choice, category: number): void {

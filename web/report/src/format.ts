@@ -13,7 +13,7 @@ const grouped = new Intl.NumberFormat("en");
 export const number = (count: number): string => grouped.format(count);
 export const exactBytes = (count: number): string => `${bytes(count)} (${number(count)} bytes)`;
 export const share = (part: number, whole: number): string =>
-  whole > 0 ? `${((100 * part) / whole).toFixed(part * 10 < whole ? 1 : 0)} %` : "";
+  whole > 0 ? `${((100 * part) / whole).toFixed(part * 10 < whole ? 1 : 0)}\u00a0%` : "";
 export const counted = (count: number, noun: string): string => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 export const words = (name: string): string =>
   ({ optimizer_state: "optimizer state", optimizer: "optimizer step", other: "outside of a step" })[name] ?? name;

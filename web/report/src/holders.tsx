@@ -2,10 +2,11 @@
 import { useSignal } from "@preact/signals";
 import { hierarchy, treemap, type HierarchyRectangularNode } from "d3-hierarchy";
 import { useEffect, useMemo, useRef } from "preact/hooks";
+import { showInTable } from "./blocks";
 import { bytes, counted, exactBytes, share, shortPath, words } from "./format";
 import type { Run } from "./run";
 import type { Choice } from "./state";
-import { follow, holdersAt, interestingPlace, largestFirst, type Grouping, type Holder } from "./tree";
+import { follow, holdersAt, interestingPlace, shownBelow, type Grouping, type Holder, type Shown } from "./tree";
 
 const GROUPINGS: Record<Grouping, string> = { module: "Module", category: "Category", source: "Source line" };
 const MOST_TILES = 160;
@@ -18,15 +19,16 @@ export function Holders({ choice }: { choice: Choice }) {
   const root = useMemo(() => holdersAt(run, choice.moment.value, grouping.value), [run, choice.moment.value, grouping.value]);
   const wanted = useSignal<string[] | null>(null);
   const { node, names } = follow(root, wanted.value ?? interestingPlace(root));
-  const children = largestFirst(node);
+  const children = shownBelow(node, grouping.value);
   const showsAll = useSignal(false);
   const go = (path: string[]) => {
     wanted.value = path;
     showsAll.value = false;
   };
-  const open = (child: Holder) => {
-    if (child.children.size) go([...names, child.name]);
-    else showBlocks(choice, child, [...names, child.name]);
+  const open = (child: Shown) => {
+    const path = [...names, ...child.names];
+    if (child.holder.children.size) go(path);
+    else showBlocks(choice, child.holder, path);
   };
   const up = () => names.length && go(names.slice(0, -1));
   const rows = showsAll.value ? children : children.slice(0, MOST_ROWS);
@@ -56,16 +58,17 @@ export function Holders({ choice }: { choice: Choice }) {
         <button type="button" class="link" id="show-blocks" onClick={() => showBlocks(choice, node, names)}>Show these blocks</button>
       </nav>
       <div class="holders">
-        <Treemap node={node} holders={children} run={run} open={open} up={up} />
+        <Treemap node={node} shown={children} run={run} open={open} up={up} />
         <div class="scroll">
           <table class="list">
             <caption class="visually-hidden">Who holds memory below {names.at(-1) ?? "all"}, the largest first</caption>
+            <colgroup><col class="who" /><col class="size" /><col /></colgroup>
             <tbody>
               {rows.map((child) => (
-                <tr key={child.name}>
-                  <th scope="row"><button type="button" class="link" title={child.name} onClick={() => open(child)}>{label(child.name)}</button></th>
-                  <td class="amount" title={exactBytes(child.bytes)}>{bytes(child.bytes)}</td>
-                  <td class="bar"><Bar holder={child} run={run} whole={children[0]?.bytes ?? 0} /></td>
+                <tr key={whole(child)}>
+                  <th scope="row"><button type="button" class="link" title={whole(child)} onClick={() => open(child)}>{label(child.holder.name)}</button></th>
+                  <td class="amount" title={exactBytes(child.holder.bytes)}>{bytes(child.holder.bytes)}</td>
+                  <td class="bar"><Bar holder={child.holder} run={run} most={children[0]!.holder.bytes} /></td>
                 </tr>
               ))}
             </tbody>
@@ -77,26 +80,27 @@ export function Holders({ choice }: { choice: Choice }) {
   );
 }
 
+/** The name below the place that is shown. */
+const whole = (shown: Shown): string => shown.names.join(".");
+
 function label(name: string): string {
   return name.includes("/") ? shortPath(name) : words(name);
 }
 
 function showBlocks(choice: Choice, node: Holder, names: string[]): void {
-  choice.place.value = names.length ? { words: names.map(label).join(" › "), labels: node.labels } : null;
-  choice.onlyAlive.value = true;
-  document.getElementById("blocks")?.scrollIntoView({ behavior: "smooth" });
+  showInTable(choice, names.length ? { words: names.map(label).join(" › "), labels: node.labels } : null);
 }
 
-function Bar({ holder, run, whole }: { holder: Holder; run: Run; whole: number }) {
+function Bar({ holder, run, most }: { holder: Holder; run: Run; most: number }) {
   return (
     <div aria-hidden="true">
-      {run.stacking.map((i) => holder.byCategory[i]! > 0 && <span style={{ width: `${(100 * holder.byCategory[i]!) / whole}%`, background: `var(--${run.categories[i]})` }} />)}
+      {run.stacking.map((i) => holder.byCategory[i]! > 0 && <span style={{ width: `${(100 * holder.byCategory[i]!) / most}%`, background: `var(--${run.categories[i]})` }} />)}
     </div>
   );
 }
 
 interface Tile {
-  holder: Holder;
+  shown: Shown;
   /** Of the colour; none: the frame around all categories of the holder. */
   category: number | null;
   bytes: number;
@@ -107,13 +111,13 @@ type Rectangle = HierarchyRectangularNode<Tile>;
 
 interface TreemapProps {
   node: Holder;
-  holders: Holder[];
+  shown: Shown[];
   run: Run;
-  open: (child: Holder) => void;
+  open: (child: Shown) => void;
   up: () => void;
 }
 
-function Treemap({ node, holders, run, open, up }: TreemapProps) {
+function Treemap({ node, shown, run, open, up }: TreemapProps) {
   const place = useRef<HTMLDivElement>(null);
   const width = useSignal(0);
   const focused = useSignal(0);
@@ -130,7 +134,7 @@ function Treemap({ node, holders, run, open, up }: TreemapProps) {
     focused.value = 0;
   }, [node]);
   const height = width.value < 500 ? 300 : 380;
-  const tiles = useMemo(() => (width.value ? layout(holders.slice(0, MOST_TILES), run, width.value, height) : []), [node, width.value, height]);
+  const tiles = useMemo(() => (width.value ? layout(shown.slice(0, MOST_TILES), run, width.value, height) : []), [node, width.value, height]);
 
   const onKeyDown = (event: KeyboardEvent) => {
     const target = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
@@ -147,12 +151,12 @@ function Treemap({ node, holders, run, open, up }: TreemapProps) {
   return (
     <div ref={place} class="treemap" role="group" aria-label="Treemap: arrow keys move, Enter opens, Escape goes up" style={{ height: `${height}px` }} onKeyDown={onKeyDown} onMouseDown={() => (isByKeyboard.current = false)}>
       {tiles.map((tile, i) => {
-        const { holder } = tile.data;
+        const { holder } = tile.data.shown;
         return (
           <button
-            type="button" key={holder.name} class="tile" tabIndex={i === focused.value ? 0 : -1}
-            aria-label={`${holder.name}: ${bytes(holder.bytes)}, ${share(holder.bytes, node.bytes)}`}
-            style={box(tile, 0, 0)} onClick={() => open(holder)} onFocus={() => (focused.value = i)}
+            type="button" key={whole(tile.data.shown)} class="tile" tabIndex={i === focused.value ? 0 : -1}
+            aria-label={`${whole(tile.data.shown)}: ${bytes(holder.bytes)}, ${share(holder.bytes, node.bytes)}`}
+            style={box(tile, 0, 0)} onClick={() => open(tile.data.shown)} onFocus={() => (focused.value = i)}
             onMouseEnter={() => (hovered.value = tile)} onMouseLeave={() => (hovered.value = null)}
           >
             {(tile.children ?? []).map((part) => (
@@ -163,25 +167,25 @@ function Treemap({ node, holders, run, open, up }: TreemapProps) {
                 {part.x1 - part.x0 > 62 && part.y1 - part.y0 > 20 && bytes(part.data.bytes)}
               </span>
             ))}
-            {tile.x1 - tile.x0 > NAMED_WIDTH && tile.y1 - tile.y0 > 34 && <span class="name">{label(holder.name)}</span>}
+            {tile.x1 - tile.x0 > NAMED_WIDTH && tile.y1 - tile.y0 > 34 && <span class={`name${/\d$/.test(holder.name) ? " numbered" : ""}`}><bdi>{label(holder.name)}</bdi></span>}
           </button>
         );
       })}
-      {hovered.value && tiles.includes(hovered.value) && <TileText tile={hovered.value} whole={node.bytes} run={run} width={width.value} height={height} />}
+      {hovered.value && tiles.includes(hovered.value) && <TileText tile={hovered.value} all={node.bytes} run={run} width={width.value} height={height} />}
     </div>
   );
 }
 
 /** Beside the tile, towards the middle of the treemap. */
-function TileText({ tile, whole, run, width, height }: { tile: Rectangle; whole: number; run: Run; width: number; height: number }) {
-  const { holder } = tile.data;
+function TileText({ tile, all, run, width, height }: { tile: Rectangle; all: number; run: Run; width: number; height: number }) {
+  const { shown } = tile.data, { holder } = shown;
   const side = tile.x0 + tile.x1 > width ? { right: `${width - tile.x0 + 4}px` } : { left: `${tile.x1 + 4}px` };
   const end = tile.y0 + tile.y1 > height ? { bottom: `${height - tile.y1}px` } : { top: `${tile.y0}px` };
   const isWide = tile.x1 - tile.x0 > width / 2; // no room beside it
   return (
     <div class="tooltip" role="tooltip" style={{ ...(isWide ? { left: `${tile.x0 + 12}px` } : side), ...end }}>
-      <strong>{holder.name}</strong>
-      <div>{exactBytes(holder.bytes)}, {share(holder.bytes, whole)}, {counted(holder.numBlocks, "block")}</div>
+      <strong>{whole(shown)}</strong>
+      <div>{exactBytes(holder.bytes)}, {share(holder.bytes, all)}, {counted(holder.numBlocks, "block")}</div>
       <table>
         <tbody>
           {[...run.stacking].reverse().map((c) => holder.byCategory[c]! > 0 && (
@@ -193,13 +197,13 @@ function TileText({ tile, whole, run, width, height }: { tile: Rectangle; whole:
   );
 }
 
-function layout(holders: Holder[], run: Run, width: number, height: number): Rectangle[] {
-  const tile = (holder: Holder): Tile => ({
-    holder, category: null, bytes: holder.bytes,
-    children: run.stacking.filter((c) => holder.byCategory[c]! > 0).map((category) => ({ holder, category, bytes: holder.byCategory[category]! })),
+function layout(all: Shown[], run: Run, width: number, height: number): Rectangle[] {
+  const tile = (shown: Shown): Tile => ({
+    shown, category: null, bytes: shown.holder.bytes,
+    children: run.stacking.filter((c) => shown.holder.byCategory[c]! > 0).map((category) => ({ shown, category, bytes: shown.holder.byCategory[category]! })),
   });
-  const everything: Tile = { holder: holders[0]!, category: null, bytes: 0, children: holders.map(tile) };
-  if (!holders.length) return [];
+  const everything: Tile = { shown: all[0]!, category: null, bytes: 0, children: all.map(tile) };
+  if (!all.length) return [];
   const root = hierarchy(everything).sum((each) => (each.children ? 0 : each.bytes)).sort((a, b) => (b.value ?? 0) - (a.value ?? 0));
   const placed = treemap<Tile>()
     .size([width, height])

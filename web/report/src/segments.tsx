@@ -1,6 +1,7 @@
 /** What the allocator got from CUDA, at the peak: which parts are used, by what, and which are holes. */
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
+import { showInTable } from "./blocks";
 import type { Columns } from "./document";
 import { bytes, counted, exactBytes, number, share, shortPath, words } from "./format";
 import type { Part, Run, Segment } from "./run";
@@ -44,7 +45,7 @@ export function Segments({ choice, columns }: { choice: Choice; columns: Columns
       <p>
         {counted(run.segments.length, "segment")}, {bytes(total)}: {bytes(total - columns.fragmentation_bytes - cached)} used,{" "}
         <strong>{bytes(columns.fragmentation_bytes)} ({share(columns.fragmentation_bytes, total)}) in holes</strong> beside used parts,{" "}
-        {bytes(cached)} in whole segments of the cache. {largestHole(run.segments)}
+        {bytes(cached)} in whole segments of the cache. {largestHole(run.segments, cached > 0)}
         {columns.slack_bytes > cached && ` Reserved was ${bytes(columns.slack_bytes - cached)} more at another moment.`}
         {!choice.isAtPeak && " This part always shows the peak."}
       </p>
@@ -93,9 +94,11 @@ function largestFree(segments: readonly Segment[]): { largest: number; count: nu
   return { largest, count };
 }
 
-function largestHole(segments: readonly Segment[]): string {
+function largestHole(segments: readonly Segment[], hasCached: boolean): string {
   const { largest, count } = largestFree(segments.filter((each) => each.usedBytes));
-  return count ? `The largest of ${counted(count, "hole")} is ${bytes(largest)}: a larger request needs a new segment.` : "";
+  const needs = hasCached ? "a segment of the cache or a new one" : "a new segment";
+  if (!count) return "";
+  return `${count === 1 ? "The hole is" : `The largest of ${number(count)} holes is`} ${bytes(largest)}: a larger request needs ${needs}.`;
 }
 
 /** Segments one after the other, in rows of equal bytes, as lines of text are. */
@@ -115,18 +118,23 @@ function Strip({ run, group, bytesPerRow, choice }: { run: Run; group: Group; by
   const pieceAt = (event: MouseEvent) => {
     const box = canvas.current!.getBoundingClientRect();
     const x = event.clientX - box.left, row = Math.floor((event.clientY - box.top) / (ROW + GAP));
-    const found = pieces.findIndex((each) => each.y === row && x >= each.x && x < each.x + each.width);
+    // A seam belongs to the segment before it: on a phone it is as wide as many a segment.
+    const found = pieces.findIndex((each) => each.y === row && x >= each.x && x < each.x + each.width + 1);
     return found < 0 ? null : found;
   };
   const onKeyDown = (event: KeyboardEvent) => {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (event.key === "Enter") show(chosen.value);
     if (!by) return;
     event.preventDefault();
     chosen.value = Math.max(0, Math.min(pieces.length - 1, (chosen.value ?? -1) + by));
   };
   const show = (i: number | null) => {
     const block = i === null ? null : pieces[i]?.part?.block;
-    if (block != null) choice.place.value = { words: describe(run, block), labels: new Set([run.label[block]!]) };
+    if (block == null) return;
+    // This part shows the peak; at another moment the block may be gone.
+    const isAlive = run.isAlive(block, choice.moment.value);
+    showInTable(choice, { words: describe(run, block), labels: new Set([run.label[block]!]) }, isAlive);
   };
   const piece = chosen.value === null ? null : pieces[chosen.value];
   const size = group.segments.reduce((sum, each) => sum + each.bytes, 0);
@@ -135,7 +143,7 @@ function Strip({ run, group, bytesPerRow, choice }: { run: Run; group: Group; by
       <figcaption><strong>{group.name}</strong> <span class="soft">{counted(group.segments.length, "segment")}, {bytes(size)}; {group.explanation}; a row is {bytes(bytesPerRow)}</span></figcaption>
       <div class="canvas" style={{ height: `${rows * (ROW + GAP)}px` }}>
         <canvas
-          ref={canvas} tabIndex={0} role="img" aria-label={`${group.name}: ${counted(group.segments.length, "segment")}, ${bytes(size)}. Left and right arrow go from part to part.`}
+          ref={canvas} tabIndex={0} role="img" aria-label={`${group.name}: ${counted(group.segments.length, "segment")}, ${bytes(size)}. Left and right arrow go from part to part, Enter finds it in the table.`}
           onMouseMove={(event) => (chosen.value = pieceAt(event))} onMouseLeave={() => (chosen.value = null)}
           onBlur={() => (chosen.value = null)} onKeyDown={onKeyDown} onClick={(event) => show(pieceAt(event))}
         />

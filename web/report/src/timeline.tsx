@@ -51,6 +51,7 @@ export function Timeline({ choice, limit }: { choice: Choice; limit: number }) {
         <Tooltip choice={choice} hovered={hover} />
       </div>
       <Legend choice={choice} limit={limit} />
+      <Phases choice={choice} />
       <p class="hint">
         Click chooses the moment the parts below show. Wheel zooms, dragging zooms to what is marked, a double click shows the
         whole run; with the keyboard: arrows, + − 0 P. Where a pixel has several events, it shows the one with the most allocated.
@@ -124,6 +125,18 @@ function Legend({ choice, limit }: { choice: Choice; limit: number }) {
         <tr><th scope="row"><i class="line limit" />limit</th><td title="The card without context, libraries and what others use">{bytes(limit)}</td><td /></tr>
       </tbody>
     </table>
+  );
+}
+
+/** The colours above the plot: most are too narrow for a name. */
+function Phases({ choice: { run } }: { choice: Choice }) {
+  const phases = [...new Set(run.spans.phase)].map((each) => run.text(each)!).filter((each) => each !== "other");
+  if (!phases.length) return null;
+  return (
+    <p class="phases">
+      <span class="soft">Phases, above the plot:</span>
+      {phases.map((phase) => <span><i style={{ background: `var(--phase-${phase})` }} />{words(phase)}</span>)}
+    </p>
   );
 }
 
@@ -308,9 +321,11 @@ function decorate(chart: uPlot, choice: Choice, limit: number, isLimitNear: bool
   ctx.lineWidth = 1.5 * scale;
   const y = isLimitNear ? chart.valToPos(limit, "y", true) : bbox.top + 14 * scale;
   if (isLimitNear) line(ctx, [bbox.left, y, bbox.left + bbox.width, y], [6 * scale, 4 * scale]);
-  ctx.textAlign = "left";
   ctx.fillStyle = colour("limit");
-  ctx.fillText(`${isLimitNear ? "" : "↑ "}limit ${bytes(limit)}`, bbox.left + 5 * scale, y - 7 * scale);
+  const says = `${isLimitNear ? "" : "↑ "}limit ${bytes(limit)}`, end = bbox.left + ctx.measureText(says).width + 12 * scale;
+  const isLeftTaken = [run.peakEvent, choice.moment.value].some((event) => event >= from && event <= to && x(event + 0.5) < end);
+  ctx.textAlign = isLeftTaken ? "right" : "left";
+  ctx.fillText(says, isLeftTaken ? bbox.left + bbox.width - 5 * scale : bbox.left + 5 * scale, y - 7 * scale);
 
   const mark = (event: number, ink: string, isLine: boolean) => {
     if (event < from || event > to) return;

@@ -64,7 +64,34 @@ export function interestingPlace(root: Holder): string[] {
   }
 }
 
-export const largestFirst = (node: Holder): Holder[] => [...node.children.values()].sort((a, b) => b.bytes - a.bytes);
+export interface Shown {
+  holder: Holder;
+  /** Below the place that is shown. */
+  names: string[];
+}
+
+const childrenOf = ({ holder, names }: Shown): Shown[] => [...holder.children.values()].map((child) => ({ holder: child, names: [...names, child.name] }));
+
+/**
+ * What is shown of a place, the largest first: its children. A module that has much of it is shown as its own parts, else
+ * the view of an optimizer step is two tiles, the model and the rest.
+ */
+export function shownBelow(node: Holder, grouping: Grouping): Shown[] {
+  const shown = childrenOf({ holder: node, names: [] });
+  if (grouping === "module")
+    for (;;) {
+      const large = shown.findIndex(({ holder }) => holder.bytes > node.bytes / 3 && hasModules(holder));
+      if (large < 0) break;
+      shown.splice(large, 1, ...childrenOf(shown[large]!));
+    }
+  return shown.sort((a, b) => b.holder.bytes - a.holder.bytes);
+}
+
+/** Tensors have nothing below them; a module that holds tensors alone is not taken apart, as they would be without its name. */
+function hasModules(holder: Holder): boolean {
+  for (const child of holder.children.values()) if (child.children.size) return true;
+  return false;
+}
 
 function path(run: Run, label: number, grouping: Grouping): string[] {
   const said = (field: "name" | "module" | "operator" | "where") => run.text(run.labels[field][label]!);
