@@ -49,7 +49,7 @@ page: ## builds src/foretell/report/page.html from web/report; needs node 20 and
 
 test-cpu: ## the tests of the CPU engine, on a torch without CUDA
 	$(MAKE) environment native STACK=$(CPU_ONLY)
-	build/$(CPU_ONLY)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/test_cpu_engine.py tests/test_zoo.py
+	build/$(CPU_ONLY)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/test_cpu_engine.py tests/test_operators.py tests/test_zoo.py
 
 check: lint types test ## lint, types and tests
 

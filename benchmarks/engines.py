@@ -2,6 +2,7 @@
 
     python -m benchmarks.engines [--markdown docs/engines.md] [NAME ...]
     python -m benchmarks.engines --torchvision --gpu a100-40gb rtx-3060
+    python -m benchmarks.engines --models 100      of torchvision, timm and transformers, tiny: jobs of `make coverage`
 
 The virtual GPU runs PyTorch's own allocator and the host side of its CUDA kernels; what it shows is what a card would
 be asked for. Compared are the peaks, and the sequence of allocations above 64 KiB. Workspaces of convolutions count
@@ -140,6 +141,14 @@ def torchvision_jobs(names: list[str]) -> list[tuple[str, Path, list[str]]]:
     return [(name, TORCHVISION, [*words.split(), name]) for name in CNNS if not names or name in names]
 
 
+def model_jobs(count: int) -> list[tuple[str, Path, list[str]]]:
+    from benchmarks.coverage import libraries
+    from benchmarks.coverage.sampling import sample
+
+    chosen = sample(libraries.jobs(ROOT / "build" / "coverage"), count)
+    return [(job.key, ROOT / "benchmarks" / "coverage" / "on_cuda.py", [job.key]) for job in chosen]
+
+
 def jobs(names: list[str]) -> list[tuple[str, Path, list[str]]]:
     zoo = [(path.stem, path, []) for path in sorted(ZOO.glob("*.py")) if path.stem not in HELPERS]
     examples = [(name, EXAMPLES_FOLDER / name, words.split()) for name, words in EXAMPLES.items()]
@@ -153,13 +162,17 @@ def main() -> int:
     parser.add_argument("--gpu", nargs="+", default=[GPU], help=f"default: {GPU}")
     words = f"{len(CNNS)} models of torchvision at batch size {BATCH_SIZE} instead, {', '.join(CNNS)}"
     parser.add_argument("--torchvision", action="store_true", help=words)
+    parser.add_argument("--models", type=int, metavar="N", help="N jobs of `make coverage` instead, spread evenly")
     options = parser.parse_args()
     console = Console()
     rows: list[tuple[str, Comparison | str]] = []
     torch = ""
     with tempfile.TemporaryDirectory(prefix="foretell-engines-", ignore_cleanup_errors=True) as scratch:
         engines = Engines(Path(scratch))
-        chosen = (torchvision_jobs if options.torchvision else jobs)(options.names)
+        if options.models:
+            chosen = model_jobs(options.models)
+        else:
+            chosen = (torchvision_jobs if options.torchvision else jobs)(options.names)
         for gpu, (name, script, words) in product(options.gpu, chosen):
             console.print(f"{name} ...", style="dim")
             if len(options.gpu) > 1:

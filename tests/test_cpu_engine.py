@@ -131,6 +131,18 @@ def test_progress_of_a_run_that_computes(run_foretell: RunForetell, tmp_path: Pa
     assert "s to go" in run.stderr, run.stderr
 
 
+def test_a_saved_checkpoint_is_no_value_the_script_looked_at(cpu_run: RunForetell) -> None:
+    run = cpu_run("""
+        import io, torch
+        model = torch.nn.Linear(512, 512).cuda()
+        output = model(torch.randn(8, 512, device="cuda"))
+        torch.save(model.state_dict(), io.BytesIO())
+        print("VALUE", output.sum().item())
+        """)
+    assert run.code == 0, run.tail()
+    assert [caveat for caveat in run.result["caveats"] if "1 value was read" in caveat], run.result["caveats"]
+
+
 def test_values_that_choose_the_way_are_right(cpu_run: RunForetell) -> None:
     run = cpu_run("""
         import torch

@@ -322,8 +322,8 @@ def _unknown_read_caveats(trace: Trace) -> list[str]:
         places = list(dict.fromkeys(read.where for read in looked_at if read.where))
         where = f" ({', '.join(places[:3])}{', ...' if len(places) > 3 else ''})" if places else ""
         caveats.append(
-            f"{total} {'value was' if total == 1 else 'values were'} read that a virtual GPU does not know{where}; "
-            "what depends on them may take another path"
+            f"{'1 value was read that is' if total == 1 else f'{total} values were read that are'} not known, as "
+            f"kernels compute nothing{where}; what depends on {'it' if total == 1 else 'them'} may take another path"
         )
     sizes: dict[str | None, dict[str, None]] = {}
     for read in trace.unknown_reads:

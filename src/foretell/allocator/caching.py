@@ -63,6 +63,8 @@ class CachingAllocator:
         self._events: dict[int, deque[tuple[Block, int]]] = {}
         """Of each stream: blocks whose use there was recorded when they were freed, and after how many launches."""
         self._num_launches = self._num_over = 0
+        self._num_over_of: dict[int, int] = {}
+        """Of single streams: how many of the launches are known to be over there."""
         self._num_segments = 0
         self._segment_starts: dict[int, Block] = {}
         """The first block of each, by address."""
@@ -136,9 +138,18 @@ class CachingAllocator:
         """Kernels were launched: work on other streams goes on."""
         self._num_launches += count
 
-    def synchronize(self) -> None:
-        """All that was launched so far is over; the allocator notices with its next allocation."""
-        self._num_over = self._num_launches
+    @property
+    def num_launches(self) -> int:
+        return self._num_launches
+
+    def synchronize(self, stream: int | None = None, *, until: int | None = None) -> None:
+        """What was launched so far (or until then), everywhere or on one stream, is over. The allocator notices with
+        its next allocation."""
+        until = self._num_launches if until is None else until
+        if stream is None:
+            self._num_over = max(self._num_over, until)
+        else:
+            self._num_over_of[stream] = max(self._num_over_of.get(stream, 0), until)
 
     def empty_cache(self) -> None:
         self._release_cached()
@@ -266,7 +277,8 @@ class CachingAllocator:
     def _process_events(self) -> None:
         for stream in list(self._events):
             events = self._events[stream]
-            while events and (events[0][1] <= self._num_over or self._num_launches - events[0][1] >= QUEUE_DEPTH):
+            num_over = max(self._num_over, self._num_over_of.get(stream, 0))
+            while events and (events[0][1] <= num_over or self._num_launches - events[0][1] >= QUEUE_DEPTH):
                 block, _ = events.popleft()
                 block.num_events -= 1
                 if not block.num_events:

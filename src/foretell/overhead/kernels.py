@@ -27,6 +27,37 @@ def cublas_workspace(capability: tuple[int, int], torch_version: tuple[int, ...]
     return 32 * _MIB if is_large else 2 * 4096 * _KIB + 8 * 16 * _KIB
 
 
+# --- sorting ----------------------------------------------------------------------------------------------------------
+
+_DIGIT_BITS = 8
+
+
+def radix_sort_bytes(num: int, key_bytes: int, value_bytes: int, num_bits: int | None = None) -> int:
+    """The scratch of CUB's radix sort (read off torch 2.15): a histogram and counters for each digit, a row of both for
+    each tile, and a second copy of keys and values, where there is more than one digit."""
+    num_digits = -(-(num_bits or 8 * key_bytes) // _DIGIT_BITS)
+    tile = 3072 if key_bytes + value_bytes <= 12 else 3456
+    fixed = 511 + 2048 * num_digits + 1024 * -(-num // tile)
+    return fixed if num_digits == 1 else fixed + _up(num * key_bytes, 256) + _up(num * value_bytes, 256)
+
+
+SMALL_SORT = 4096
+_FEW_SEGMENTS = 128
+_LARGE_SEGMENT = 1_000_000
+
+
+def sort_bytes(num_segments: int, length: int, key_bytes: int) -> list[int]:
+    """Sort.cpp and SortStable.cu, beside values and indices: what is held at the same time."""
+    if length <= SMALL_SORT:
+        return [8 * length]
+    if num_segments == 1 or length >= _LARGE_SEGMENT:
+        return [8 * length, radix_sort_bytes(length, key_bytes, 8)]
+    num = num_segments * length
+    if num_segments < _FEW_SEGMENTS:
+        return [8 * num, 8 * num, key_bytes * num, radix_sort_bytes(num, key_bytes, 8)]
+    return [8 * num, 255 + _up(key_bytes * num, 256) + _up(8 * num, 256)]
+
+
 # --- norms and attention ----------------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,7 @@ class FakeCuda:
         )
         self.libraries = Libraries(run, self.card, allocator.device)
         self.library = self.libraries.call
+        self._caveats: set[str] = set()
         self.workspaces = Workspaces(run, torch, self.card, self.version)
 
     def install(self) -> None:
@@ -111,7 +112,7 @@ class FakeCuda:
     def _tell_what_has_no_rule(self) -> None:
         calls = self.dispatch.without_rule
         if calls:
-            names = ", ".join(sorted({str(operator).removeprefix("aten.").split(".")[0] for operator in calls}))
+            names = ", ".join(sorted({str(operator).removeprefix("aten.").rpartition(".")[0] for operator in calls}))
             self.run.caveat(
                 f"{sum(calls.values())} operators were counted by their results alone, because there is no rule for "
                 f"what their kernels take besides: {names}"
@@ -120,6 +121,11 @@ class FakeCuda:
     def _tell_what_was_not_computed(self) -> None:
         for operator, why in self.values.failed.items():
             self.run.caveat(f"{operator} could not be computed on the CPU, so its values are not known: {why}")
+
+    def caveat_once(self, text: str) -> None:
+        if text not in self._caveats:
+            self._caveats.add(text)
+            self.run.caveat(text)
 
     @contextlib.contextmanager
     def rule(self, name: str) -> Iterator[None]:

@@ -115,7 +115,7 @@ class Bindings:
             "_cuda_set_cudnn_benchmark_limit": nothing,
             "_cuda_is_jiterator_enabled": lambda: False,
             "_cuda_getAllocatorBackend": lambda: "native",
-            "_cuda_emptyCache": allocator.empty_cache,
+            "_cuda_emptyCache": memory.empty_cache,
             "_cuda_memoryStats": lambda device=0: self._stats(),
             "_cuda_hostMemoryStats": lambda: _nested(SimpleNamespace()),
             "_cuda_resetAccumulatedMemoryStats": nothing,

@@ -65,10 +65,12 @@ class Signature:
 
 
 _WITHOUT_RULE = re.compile(
-    r"aten::(_?linalg_|_fft|cholesky|lu_|triangular_solve|ormqr|sort|topk|kthvalue|median|mode|cumsum|cumprod|logcumsumexp|"
-    r"histc|multinomial|searchsorted|std|var|_embedding_bag|scatter_reduce|index_reduce|native_group_norm|_grouped_mm|_scaled_mm)"
+    r"(?!aten::)|aten::(_?linalg_(?!vector_norm)|_fft|cholesky|lu_|triangular_solve|ormqr|topk|median|_embedding_bag|"
+    r"scatter_reduce|index_reduce|native_group_norm|_grouped_mm|_scaled_mm)"
 )
-"""Of the virtual GPU it is known that their kernels take more than their results."""
+"""Of the virtual GPU it is known that their kernels take more than their results; of other packages' nothing is."""
+_KERNELS_OF_CUDA = {"aten::mish_backward"}
+"""Without CUDA they are made of others."""
 _NOT_KERNELS = ("c10d::", "_c10d_functional", "symm_mem::", "fsdp::")
 """Between ranks: a process group answers them."""
 _NOT_THERE = ("SparseCUDA", "SparseCsrCUDA", "QuantizedCUDA", "NestedTensorCUDA")
@@ -114,6 +116,7 @@ class Dispatch:
             if kernel is None:
                 return self.general(operator, args, kwargs)
             result = kernel(*args, **kwargs)
+            self.memory.allocator.launch()
             if self.memory.host or self.values.keeps_all:
                 tensors = list(self._flat((args, tuple(kwargs.values()))))
                 results = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -155,6 +158,7 @@ class Dispatch:
         besides = self.besides.get(operator)
         if besides is not None:
             besides(*args, **kwargs)
+        self.memory.allocator.launch()
         self._settle(operator, signature, args, kwargs, tensors, results)
         if len(results) == 1 and len(signature.returns) == 1:
             return results[0]
@@ -225,6 +229,7 @@ class Dispatch:
             meta_kwargs = {name: to_meta(value) for name, value in kwargs.items()}
             result = self._run_on_meta(operator, meta_args, meta_kwargs)
         results = list(result) if isinstance(result, tuple) and len(signature.returns) > 1 else [result]
+        results = results if signature.returns else []
         made = []
         for (kind, _), each in zip(signature.returns, results, strict=True):
             made.append(self._described(each) if kind == "new" else None)
@@ -254,6 +259,34 @@ class Dispatch:
             decompositions = self.torch._decomp.decomposition_table
             if operator in decompositions:
                 return decompositions[operator](*args, **kwargs)
+            if self.torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU"):
+                self.without_rule.setdefault(operator, 1)
+                return self._run_on_zeros(operator, args, kwargs)
+            raise UnknownOperatorError(f"{operator}: {error}") from None
+        except RuntimeError as error:
+            if "data-dependent" in str(error):  # the message of operators that other packages register
+                raise UnknownOperatorError(f"{operator}: {error}") from None
+            raise
+
+    def _run_on_zeros(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """The few operators without a shape function: the shapes that the CPU's kernel gives."""
+        hosts: dict[int, Any] = {}
+
+        def to_host(value: Any) -> Any:
+            if isinstance(value, self._tensor) and value.device.type == "meta":
+                if id(value) not in hosts:
+                    made = self.torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+                    hosts[id(value)] = made.zero_()
+                return hosts[id(value)]
+            if isinstance(value, self.torch.device):
+                return self.torch.device("cpu")
+            if isinstance(value, (list, tuple)):
+                return type(value)(to_host(each) for each in value)
+            return value
+
+        try:
+            return operator(*map(to_host, args), **{name: to_host(value) for name, value in kwargs.items()})
+        except Exception as error:
             raise UnknownOperatorError(f"{operator}: {error}") from None
 
     def _described(self, value: Any) -> Any:
@@ -356,7 +389,7 @@ class Dispatch:
         for operator in operators:
             name = operator.name()
             keys = ["CUDA"]
-            if has(name, "CompositeImplicitAutograd"):
+            if has(name, "CompositeImplicitAutograd") and not has(name, "Autograd"):
                 keys.append("AutogradCUDA")
             for key in keys:
                 self._put(operator, name, key, self)
@@ -371,7 +404,8 @@ class Dispatch:
         has = self.torch._C._dispatch_has_kernel_for_dispatch_key
         registered = {operator.name() for operator in (*self.functions, *self.kernels)}
         for name in self.torch._C._dispatch_get_all_op_names():
-            if name in registered or not has(name, "CompositeExplicitAutogradNonFunctional"):
+            is_structured = has(name, "CompositeExplicitAutogradNonFunctional")
+            if name in registered or not (is_structured or name in _KERNELS_OF_CUDA):
                 continue
             operator = _overload(self.torch, name)
             if operator is not None:

@@ -142,10 +142,16 @@ class Memory:
     # ---- blocks ------------------------------------------------------------------------------------------------------
 
     def malloc(self, num_bytes: int) -> Any:
+        return self._alone(self._malloc, num_bytes)
+
+    def empty_cache(self) -> None:
+        self._alone(self.allocator.empty_cache)
+
+    def _alone(self, call: Any, *args: Any) -> Any:
         with self._lock:
             self._is_busy = True
             try:
-                return self._malloc(num_bytes)
+                return call(*args)
             finally:
                 self._is_busy = False
                 self._free_late_ones()
@@ -184,7 +190,7 @@ class Memory:
 
     def start_again(self) -> None:
         """As if nothing had ever been allocated."""
-        self.allocator.empty_cache()
+        self.empty_cache()
         self.allocator.reset_peaks()
         self.num_allocations = 0
 

@@ -36,7 +36,7 @@ def make_classes(torch: Any, memory: Any) -> tuple[type, type, type]:
             return self.stream_id
 
         def synchronize(self) -> None:
-            memory.allocator.synchronize()
+            memory.allocator.synchronize(self.stream_id)
 
         def query(self) -> bool:
             return True
@@ -51,7 +51,9 @@ def make_classes(torch: Any, memory: Any) -> tuple[type, type, type]:
             pass
 
         def record_event(self, event: Any = None) -> Any:
-            return event if event is not None else Event()
+            event = event if event is not None else Event()
+            event.record(self)
+            return event
 
         def __enter__(self) -> Any:
             self._before = where.stream
@@ -76,10 +78,12 @@ def make_classes(torch: Any, memory: Any) -> tuple[type, type, type]:
 
     class Event:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            pass
+            self._stream_id: int | None = None
+            self._num_launches = 0
 
         def record(self, stream: Any = None) -> None:
-            pass
+            self._stream_id = where.stream if stream is None else stream.stream_id
+            self._num_launches = memory.allocator.num_launches
 
         def wait(self, stream: Any = None) -> None:
             pass
@@ -88,7 +92,8 @@ def make_classes(torch: Any, memory: Any) -> tuple[type, type, type]:
             return True
 
         def synchronize(self) -> None:
-            memory.allocator.synchronize()
+            if self._stream_id is not None:
+                memory.allocator.synchronize(self._stream_id, until=self._num_launches)
 
         def elapsed_time(self, other: Any) -> float:
             return 1.0  # milliseconds; nothing takes time here

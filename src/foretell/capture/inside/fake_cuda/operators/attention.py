@@ -49,6 +49,7 @@ def add(device: Any) -> None:
         """mha_bwd of flash-attention: sums in single precision, and with groups of queries keys for each of them."""
         batch, heads, length, width = q.shape
         rounded, wide = rules.flash_sums(length, width)
+        kept = copy_of(grad)
         with device.rule("sums of the attention's backward"):
             taken = [
                 torch.empty((batch, heads, rounded), dtype=torch.float32, device=q.device),
@@ -57,18 +58,23 @@ def add(device: Any) -> None:
             if k.size(1) != heads:
                 shape = (batch, k.size(2), heads, width)
                 taken += [torch.empty(shape, dtype=q.dtype, device=q.device) for _ in range(2)]
-        return taken
+        return taken, kept
 
     def efficient_backward(grad: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> Any:
         batch, heads, length, width = q.shape
+        kept = copy_of(grad)
         with device.rule("sums of the attention's backward"):
             delta = torch.empty((batch, heads, length), dtype=torch.float32, device=q.device)
             if q.dtype is torch.float32:
-                product = torch.empty((batch, length, heads, v.size(-1)), dtype=torch.float32, device=q.device)
-                copy = None if grad.transpose(1, 2).is_contiguous() else torch.empty_like(product)
-                del product, copy
+                torch.empty((batch, length, heads, v.size(-1)), dtype=torch.float32, device=q.device)
             size = rules.efficient_workspace(q.dtype in half_types, batch * heads, length, width, v.size(-1))
-            return [delta, torch.empty(size, dtype=torch.uint8, device=q.device)]
+            return kept, delta, torch.empty(size, dtype=torch.uint8, device=q.device)
+
+    def copy_of(grad: Any) -> Any:
+        """The kernels want heads inside of rows."""
+        with device.rule("copy of an operand"):
+            rows = grad.transpose(1, 2)
+            return None if rows.is_contiguous() else torch.empty(rows.shape, dtype=grad.dtype, device=grad.device)
 
     device.functions[aten.scaled_dot_product_attention.default] = attention
     besides[aten._scaled_dot_product_flash_attention_backward.default] = flash_backward

@@ -37,11 +37,18 @@ def add(device: Any) -> None:
                     there = torch.empty_like(target, dtype=source.dtype, memory_format=contiguous)
                 piece = source.contiguous()
             transfer(there, piece)
+            wait(non_blocking)
             if there is not target:
                 target.copy_(there, non_blocking)
             return target
         transfer(target, source)
+        wait(non_blocking)
         return target
+
+    def wait(non_blocking: bool) -> None:
+        """The host waits for the stream of the copy, unless it is told not to."""
+        if not non_blocking:
+            memory.allocator.synchronize(memory.where.stream)
 
     contiguous = torch.contiguous_format
 
@@ -62,11 +69,9 @@ def add(device: Any) -> None:
             target.copy_(values.on_host(source))
         else:
             device.unknown.read(source, into=target)
-        if not target.is_cuda:
-            memory.allocator.synchronize()
 
     def item(tensor: Any) -> Any:
-        memory.allocator.synchronize()
+        memory.allocator.synchronize(memory.where.stream)
         if values.is_known(tensor):
             return values.on_host(tensor).item()
         return device.unknown.item(tensor)
@@ -100,6 +105,7 @@ def add(device: Any) -> None:
         and a.storage_offset() == b.storage_offset()
     )
     functions[aten.equal.default] = lambda a, b: _equal(device, a, b)
+    functions[aten._nested_tensor_from_mask_left_aligned.default] = lambda tokens, mask: _stay_padded(device)
 
 
 def _is_one_piece(target: Any, source: Any) -> bool:
@@ -107,7 +113,24 @@ def _is_one_piece(target: Any, source: Any) -> bool:
         return False
     if target.is_contiguous() and source.is_contiguous():
         return True
-    return target.stride() == source.stride() and bool(target.is_non_overlapping_and_dense())
+    return target.stride() == source.stride() and _is_dense(target)
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Its elements fill a piece of memory without holes, in whatever order: channels-last, transposed."""
+    expected = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if extent != 1:
+            if stride != expected:
+                return False
+            expected *= extent
+    return True
+
+
+def _stay_padded(device: Any) -> bool:
+    """nn.TransformerEncoder asks this before it packs the tokens for an evaluation."""
+    device.caveat_once("nn.TransformerEncoder evaluates padded tokens on the CPU engine; a card would pack them")
+    return False
 
 
 def _equal(device: Any, a: Any, b: Any) -> bool:

@@ -80,7 +80,7 @@ def add(device: Any) -> None:
         largest = max(fitting, default=0)
         while not take(largest, "cuDNN trying engines"):
             largest //= 2
-        allocator.empty_cache()
+        memory.empty_cache()
         return [size for size in fitting if size <= largest][:1]
 
     def forward(x: Any, w: Any, shape: Any, how: _How) -> Any:

@@ -69,7 +69,7 @@ def add(device: Any) -> None:
         besides[operator] = take
 
     device.kernels[aten.addmm.default] = addmm
-    for name in ("mm", "bmm", "baddbmm", "addmv", "dot", "vdot", "addbmm", "addr"):
+    for name in ("mm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addmv", "addmv_", "dot", "vdot", "addbmm", "addbmm_"):
         packet = getattr(aten, name)
         for overload in packet.overloads():
             product(getattr(packet, overload))
