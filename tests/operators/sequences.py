@@ -16,6 +16,14 @@ def step_by_step(gru: nn.GRU, cell: nn.GRUCell, x: torch.Tensor) -> torch.Tensor
     return state
 
 
+def two_states(cell: nn.LSTMCell, x: torch.Tensor) -> torch.Tensor:
+    states = None
+    for each in x:
+        states = cell(each, states)
+    return states[0]
+
+
+train(Lambda(two_states, nn.LSTMCell(64, 512)), lambda: randn(20, 32, 64))
 train(Lambda(packed, nn.LSTM(64, 128, 2, bidirectional=True, dropout=0.1, batch_first=True)), lambda: randn(16, 20, 64))
 train(Lambda(step_by_step, nn.GRU(64, 256, 3), nn.GRUCell(256, 64)), lambda: randn(20, 32, 64))
 weights = nn.MultiheadAttention(128, 8, dropout=0.1, batch_first=True)

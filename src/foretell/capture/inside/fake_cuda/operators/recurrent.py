@@ -165,6 +165,30 @@ def add(device: Any) -> None:
         size = device.num_sms * int(device.card["threads_per_sm"]) * 16
         return torch.empty(size, dtype=torch.uint8, device="cuda")
 
+    # Cells are kernels of PyTorch's own (RNN.cu); not every version has shape functions for them.
+
+    def gru_cell(input_gates: Any, hidden_gates: Any, hx: Any, *biases: Any) -> Any:
+        workspace = input_gates.new_empty((hx.size(0), 5 * hx.size(1)))
+        return torch.empty_like(hx), workspace
+
+    def gru_cell_backward(grad: Any, workspace: Any, has_bias: bool) -> Any:
+        shape = (grad.size(0), 3 * grad.size(1))
+        gates = [workspace.new_empty(shape) for _ in range(2)]
+        grad_hx = torch.empty_like(grad)
+        return *gates, grad_hx, *(gate.sum(0) if has_bias else None for gate in gates)
+
+    def lstm_cell(input_gates: Any, hidden_gates: Any, cx: Any, *biases: Any) -> Any:
+        workspace = torch.empty_like(input_gates)
+        return torch.empty_like(cx), torch.empty_like(cx), workspace
+
+    def lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace: Any, has_bias: bool) -> Any:
+        gates, grad_cx = torch.empty_like(workspace), torch.empty_like(cx)
+        return gates, grad_cx, gates.sum(0) if has_bias else None
+
+    kernels[aten._thnn_fused_gru_cell.default] = gru_cell
+    kernels[aten._thnn_fused_gru_cell_backward.default] = gru_cell_backward
+    kernels[aten._thnn_fused_lstm_cell.default] = lstm_cell
+    kernels[aten._thnn_fused_lstm_cell_backward_impl.default] = lstm_cell_backward
     functions[aten.lstm.input] = lstm
     functions[aten.lstm.data] = lstm_packed
     for name, mode in (("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
