@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,123 @@ def lstm() -> Job:
     return model, lambda: randn(32, 64, 256), lambda model, x: model(x)[0].sum(), "AdamW", {}
 
 
+def language_model() -> Job:
+    from torch import nn, randint
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(5000, 200), nn.Linear(300, 5000)
+            self.lstm = nn.LSTM(200, 300, 2, batch_first=True, dropout=0.3)
+
+        def forward(self, ids: Any) -> Any:
+            return self.head(self.lstm(self.embedding(ids))[0])
+
+    loss = lambda model, ids: nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())  # noqa: E731
+    return Model(), lambda: randint(0, 5000, (32, 50)), loss, "SGD", {}
+
+
+def packed_gru() -> Job:
+    from torch import linspace, nn, randn
+
+    def loss(model: Any, x: Any) -> Any:
+        lengths = linspace(x.shape[1], 3, x.shape[0]).long()
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return model(packed)[0].data.square().sum()
+
+    return nn.GRU(128, 256, bidirectional=True), lambda: randn(16, 40, 128), loss, "AdamW", {}
+
+
+def decoder() -> Job:
+    """Step by step: the same net is called twelve times."""
+    from torch import cat, nn, randn
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.head = nn.GRU(256, 256, 2), nn.Linear(256, 256)
+
+        def forward(self, y: Any) -> Any:
+            state, words = None, []
+            for _ in range(12):
+                y, state = self.gru(y, state)
+                y = self.head(y)
+                words.append(y)
+            return cat(words)
+
+    return Decoder(), lambda: randn(1, 64, 256), lambda model, x: model(x).square().mean(), "AdamW", {}
+
+
+def autoencoder(is_mixed: bool) -> Job:
+    """Transposed, dilated and grouped convolutions, some under autocast."""
+    from torch import autocast, bfloat16, nn, randn
+
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 128, 3, 2, 1), nn.BatchNorm2d(128), nn.ReLU(),
+        nn.Conv2d(128, 256, 3, 2, 1), nn.ReLU(), nn.Conv2d(256, 256, 3, padding=2, dilation=2, groups=4), nn.ReLU(),
+        nn.ConvTranspose2d(256, 128, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(128, 64, 4, 2, 1), nn.ReLU(),
+        nn.Conv2d(64, 3, 1),
+    )  # fmt: skip
+
+    def loss(model: Any, x: Any) -> Any:
+        with autocast(x.device.type, bfloat16, enabled=is_mixed):
+            return model(x).float().square().mean()
+
+    return model, lambda: randn(8, 3, 96, 96), loss, "AdamW", {}
+
+
+def segmentation() -> Job:
+    from torch import randn
+    from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
+
+    model = deeplabv3_mobilenet_v3_large(weights=None, weights_backbone=None)
+    return model, lambda: randn(4, 3, 160, 160), lambda model, x: model(x)["out"].square().mean(), "SGD", {"lr": 0.1}
+
+
+def resnext() -> Job:
+    from torch import autocast, bfloat16, channels_last, randn
+    from torchvision.models import resnext50_32x4d
+
+    def loss(model: Any, x: Any) -> Any:
+        with autocast(x.device.type, bfloat16):
+            return model(x.contiguous(memory_format=channels_last)).float().logsumexp(1).sum()
+
+    model = resnext50_32x4d().to(memory_format=channels_last)
+    return model, lambda: randn(8, 3, 128, 128), loss, "SGD", {"lr": 0.1, "momentum": 0.9}
+
+
+def generator() -> Job:
+    """DCGAN's."""
+    from torch import nn, randn
+
+    widths, layers = (100, 512, 256, 128, 64), []
+    for at, (wide, narrow) in enumerate(pairwise(widths)):
+        transposed = nn.ConvTranspose2d(wide, narrow, 4, 1 if at == 0 else 2, 0 if at == 0 else 1, bias=False)
+        layers += [transposed, nn.BatchNorm2d(narrow), nn.ReLU(True)]
+    model = nn.Sequential(*layers, nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh())
+    return model, lambda: randn(64, 100, 1, 1), lambda model, x: model(x).square().mean(), "Adam", {}
+
+
+def text_recognition() -> Job:
+    """CRNN: convolutions over a line of text, then LSTMs in both directions over its columns."""
+    from torch import nn, randn
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.columns = nn.Sequential(
+                nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(),
+                nn.MaxPool2d(2), nn.Conv2d(128, 256, 3, padding=1), nn.BatchNorm2d(256), nn.ReLU(),
+                nn.MaxPool2d((8, 1)),
+            )  # fmt: skip
+            self.lstm, self.head = nn.LSTM(256, 256, 2, bidirectional=True), nn.Linear(512, 80)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.lstm(self.columns(x).squeeze(2).permute(2, 0, 1))[0])
+
+    return Model(), lambda: randn(16, 1, 32, 160), lambda model, x: model(x).logsumexp(2).sum(), "Adadelta", {}
+
+
 def adapters() -> Job:
     from torch import nn, randn
 
@@ -108,6 +226,11 @@ JOBS: dict[str, Callable[[], Job]] = {
     "VGG-11, SGD": lambda: vision("vgg11", 64, "SGD", 16, lr=0.1, momentum=0.9),
     "MobileNetV3": lambda: vision("mobilenet_v3_small", 128, batch=32),
     "LSTM": lstm,
+    "LSTM language model, SGD": language_model,
+    "GRU, packed": packed_gru,
+    "GRU, step by step": decoder,
+    "autoencoder": lambda: autoencoder(is_mixed=False),
+    "autoencoder, autocast": lambda: autoencoder(is_mixed=True),
     "adapters (LoRA)": adapters,
     "DenseNet-121, NAdam": lambda: vision("densenet121", 64, "NAdam"),
     "Swin-T": lambda: vision("swin_t", 96),
@@ -121,8 +244,13 @@ JOBS: dict[str, Callable[[], Job]] = {
     "OPT, AdamW": lambda: text("OPTForCausalLM", num_hidden_layers=3, hidden_size=256, ffn_dim=1024,
                                num_attention_heads=4, word_embed_proj_dim=256),
     "RoBERTa, Adadelta": lambda: text("RobertaForMaskedLM", "Adadelta", **BERT),
+    "ShuffleNetV2, Adam": lambda: vision("shufflenet_v2_x1_0", 128, "Adam", 16),
+    "DeepLabV3, SGD": segmentation,
+    "ResNeXt-50, channels last, autocast, SGD": resnext,
+    "DCGAN's generator, Adam": generator,
+    "CRNN, Adadelta": text_recognition,
 }  # fmt: skip
-SEEN = list(JOBS)[:15]
+SEEN = list(JOBS)[:20]
 
 
 def train(name: str, device: str, on_built: Callable[[], object] = lambda: None) -> None:

@@ -39,11 +39,22 @@ def resnet18() -> Job:
     return build(), lambda: torch.randn(4, 3, 64, 64), lambda model, images: model(images).sum(), "AdamW"
 
 
+def recurrent(name: str) -> Job:
+    """By oneDNN (LSTM) or step by step (GRU, with dropout)."""
+    if name == "LSTM":
+        model: nn.Module = nn.LSTM(64, 256, 2, batch_first=True)
+    else:
+        model = nn.GRU(64, 128, 2, dropout=0.1, bidirectional=True)
+    return model, lambda: torch.randn(32, 40, 64), lambda model, x: model(x)[0].square().mean(), "AdamW"
+
+
 JOBS: dict[str, Callable[[], Job]] = {
     "mlp-sgd": lambda: mlp("SGD"),
     "mlp-adam": lambda: mlp("Adam"),
     "gpt2": gpt2,
     "resnet18": resnet18,
+    "lstm": lambda: recurrent("LSTM"),
+    "gru": lambda: recurrent("GRU"),
 }
 
 

@@ -17,12 +17,15 @@ import pytest
 
 from conftest import TESTS, RunForetell
 from foretell import cpu, gpus
-from foretell.cpu import Card, Job, attention, kernels, optimizers, parameters, passes
+from foretell.cpu import Card, Job, attention, kernels, optimizers, parameters, passes, recurrent
 from foretell.cpu.analysis import BEFORE, Block
+from foretell.cpu.convolutions import convolution_of
 from foretell.cpu.libraries import library_calls
 from foretell.cpu.profile import Operator, Tensor
 from foretell.cpu.simulation import simulate
 from foretell.errors import UnsupportedError, UsageError
+from foretell.overhead.convolution_plans import planned_workspace
+from foretell.overhead.convolutions import convolution_workspace
 from foretell.overhead.workspaces import ruled_workspace
 from foretell.trace import load, save
 from foretell.units import MIB
@@ -43,7 +46,9 @@ class Span:
 
     name: str
     inside: list[Any] = field(default_factory=list)
-    shapes: list[list[int]] = field(default_factory=list)
+    shapes: list[Any] = field(default_factory=list)
+    """Of the tensors; a list of shapes for a list of tensors."""
+    strides: list[Any] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
     sequence: int | None = None
     element: str = "float"
@@ -81,7 +86,10 @@ def document(*script: Any) -> dict[str, Any]:
             begin = next(clock)
             for each in item.inside:
                 walk(each)
-            arguments: dict[str, Any] = {"Input Dims": item.shapes, "Input type": [item.element] * len(item.shapes)}
+            kinds = ["TensorList" if each and isinstance(each[0], list) else item.element for each in item.shapes]
+            arguments: dict[str, Any] = {"Input Dims": item.shapes, "Input type": kinds}
+            if item.strides:
+                arguments["Input Strides"] = item.strides
             if item.values:
                 arguments["Concrete Inputs"] = item.values
             if item.sequence is not None:
@@ -198,7 +206,7 @@ def test_numbers_wrapped_into_tensors_stay_on_the_host(tmp_path: Path) -> None:
 
 def test_scratch_of_onednn_is_dropped_and_its_result_kept(tmp_path: Path) -> None:
     inside = [("reordered", 5000), Span("aten::empty", [("y", 4000)]), "reordered"]
-    job = job_of(tmp_path, Span("aten::mkldnn_convolution", inside))
+    job = job_of(tmp_path, Span("aten::convolution", [Span("aten::mkldnn_convolution", inside)]))
     assert sizes(passes.drop_scratch(job, CARD)) == [4000]
 
 
@@ -348,11 +356,187 @@ def test_convolutions_take_the_workspace_of_the_rule() -> None:
     assert ruled_workspace((8, 0), "forward", x, x, (64, 64, 1, 1), 4) == 0
 
 
+def test_the_rule_of_a_convolution_follows_the_version_of_torch() -> None:
+    x, w, one = (2, 64, 16, 16), (64, 64, 3, 3), (1, 1)
+    how: dict[str, Any] = {"stride": one, "padding": one, "dilation": one, "groups": 1, "is_channels_last": False}
+    layer: dict[str, Any] = {"direction": "data", "x": x, "y": x, "w": w, "element_bytes": 4, **how}
+    old = ruled_workspace((8, 0), "data", x, x, w, 4)
+    new = planned_workspace(compute_capability=(8, 0), **layer)
+    assert (old, new) == (2 * 409600, 409600 + 16)
+    assert convolution_workspace((2, 7), compute_capability=(8, 0), **layer) == old
+    assert convolution_workspace((2, 8), compute_capability=(8, 0), **layer) == new
+    videos = layer | {"x": (2, 64, 4, 16, 16), "y": (2, 64, 4, 16, 16), "w": (64, 64, 3, 3, 3)}
+    assert convolution_workspace((2, 8), compute_capability=(8, 0), **videos) == 0
+
+
+def values_of(
+    stride: int, padding: int, *, is_transposed: bool = False, groups: int = 1, rank: int = 2, mask: str = ""
+) -> tuple[str, ...]:
+    """As a profile has them, of `aten::convolution`; with a mask of `aten::convolution_backward`."""
+    lists = [str([number] * rank) for number in (stride, padding, 1, 0)]
+    how = (*lists[:3], str(is_transposed), lists[3], str(groups))
+    return ("", "", "", "[4]", *how, mask) if mask else ("", "", "", *how)
+
+
 def test_a_convolution_says_what_it_reads_and_writes(tmp_path: Path) -> None:
-    values = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
-    job = job_of(tmp_path, ("x", 8), Span("aten::convolution", [], [[2, 8, 16, 16], [4, 8, 3, 3]], values))
-    (call,) = library_calls(job, (8, 6))
+    shapes = [[2, 8, 16, 16], [4, 8, 3, 3]]
+    job = job_of(tmp_path, ("x", 8), Span("aten::convolution", [], shapes, values=list(values_of(2, 1))))
+    (call,) = library_calls(job, CARD)
     assert (call.x_bytes, call.y_bytes, call.w_bytes) == (16384, 4 * 2 * 4 * 8 * 8, 1152)
+
+
+def test_a_transposed_convolution_is_the_data_gradient_of_another() -> None:
+    given, w, made = (2, 64, 8, 8), (64, 32, 4, 4), (2, 32, 16, 16)
+    forward = convolution_of(operator("aten::convolution", given, w, values=values_of(2, 1, is_transposed=True)), CARD)
+    mask = "[True, True, True]"
+    backward = convolution_of(
+        operator("aten::convolution_backward", made, given, w, values=values_of(2, 1, is_transposed=True, mask=mask)),
+        CARD,
+    )
+    assert forward is not None
+    assert backward is not None
+    assert (forward.x, forward.y, forward.w) == (backward.x, backward.y, backward.w) == (made, given, w)
+    assert forward.directions == ("data",)
+    assert backward.directions == ("forward", "weights")
+
+
+def test_one_dimension_is_done_as_two() -> None:
+    found = convolution_of(operator("aten::convolution", (4, 8, 100), (16, 8, 5), values=values_of(2, 2, rank=1)), CARD)
+    assert found is not None
+    assert (found.x, found.w, found.y) == ((4, 8, 1, 100), (16, 8, 1, 5), (4, 16, 1, 50))
+    assert (found.stride, found.padding, found.dilation) == ((1, 2), (0, 2), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("groups", "strides", "element", "gpu", "is_by_cudnn"),
+    [
+        (1, (2048, 256, 16, 1), "float", "rtx-3060", True),
+        (8, (2048, 256, 16, 1), "float", "rtx-3060", False),  # depthwise
+        (8, (2048, 1, 128, 8), "float", "rtx-3060", True),  # channels last
+        (4, (2048, 256, 16, 1), "float", "rtx-3060", True),  # grouped
+        (1, (2048, 256, 16, 1), "c10::BFloat16", "16GiB,sm75", False),
+    ],
+)
+def test_pytorch_computes_some_convolutions_itself(
+    groups: int, strides: tuple[int, ...], element: str, gpu: str, is_by_cudnn: bool
+) -> None:
+    x = Tensor(shape=(2, 8, 16, 16), element=element, strides=strides)
+    w = Tensor(shape=(8, 8 // groups, 3, 3), element=element)
+    called = replace(operator("aten::convolution", values=values_of(1, 1, groups=groups)), inputs=(x, w))
+    found = convolution_of(called, replace(CARD, gpu=gpus.find(gpu)))
+    assert found is not None
+    assert found.is_by_cudnn == is_by_cudnn
+    assert found.is_channels_last == (strides[1] == 1)
+
+
+def a_backward_convolution(tmp_path: Path, batch: int) -> Job:
+    """64 channels, 32 x 32 pixels, filters of 3 x 3."""
+    shape, w = [batch, 64, 32, 32], [64, 64, 3, 3]
+    made = [("dx", batch * 262144), ("dw", 147456)]
+    values = list(values_of(1, 1, mask="[True, True, False]"))
+    return job_of(tmp_path, Span("aten::convolution_backward", made, [shape, shape, w], values=values))
+
+
+def test_each_gradient_of_a_convolution_has_its_own_workspace(tmp_path: Path) -> None:
+    """Copies of x, y and w and 16 bytes; for the weights also parts of the sum."""
+    job = a_backward_convolution(tmp_path, batch=8)
+    blocks = passes.add_workspaces(job, CARD)
+    data, weights = sorted((b for b in blocks if b.category == "workspace"), key=lambda block: block.born)
+    dx, dw = job.blocks
+    assert (data.num_bytes, weights.num_bytes) == (4341776, 4341776 + 5 * 147456 + 128)
+    assert dx.born < data.born < data.died < dw.born < weights.born
+
+
+def test_a_convolution_does_without_a_workspace_there_is_no_room_for(tmp_path: Path) -> None:
+    job, _ = cpu.apply(a_backward_convolution(tmp_path, batch=64), CARD)
+    assert max(sizes(job.blocks)) > 32 * MIB
+    trace = simulate(job, gpus.find(f"{300 << 20},sm86"), context_bytes=(300 - 24) * MIB)
+    assert trace.ooms == ()
+    assert max(trace.memory.size) == 16 * MIB
+
+
+# --- recurrent nets ---------------------------------------------------------------------------------------------------
+
+X, OUT, STATE = 4 * 8 * 10 * 16, 4 * 8 * 10 * 32, 4 * 8 * 32
+"""8 samples of 10 steps and 16 numbers; 32 wide."""
+WEIGHTS = [[128, 16], [128, 32], [128], [128]]
+WEIGHT_BYTES = [8192, 16384, 512, 512]
+LSTM_RESERVE, LSTM_WORKSPACE = 4 * 80 * 6 * 32, 4 * 80 * 4 * 32
+
+
+def an_lstm(tmp_path: Path, *, dropout: str = "0.", element: str = "float", has_values: bool = True) -> Job:
+    """Batch first, as oneDNN computes it; the model goes on with its output."""
+    values = ["", "", "", "True", "1", dropout, "True", "False", "True"] if has_values else []
+    layer = [("y", OUT), ("h", STATE), ("c", STATE), ("kept", 99999)]
+    computed = Span("aten::mkldnn_rnn_layer", layer, [[10, 8, 16]], sequence=1, element=element)
+    lstm = Span("aten::lstm", [("copy", X), computed], [[8, 10, 16], [[1, 8, 32]] * 2, WEIGHTS], values=values)
+    gradients = [(f"d{at}", num_bytes) for at, num_bytes in enumerate(WEIGHT_BYTES)]
+    inner = Span("MkldnnRnnLayerBackward0", [("dx", X), *gradients, "dx", "kept"], [[10, 8, 32]])
+    return job_of(
+        tmp_path,
+        Span("aten::zeros", [("hx", STATE)]),
+        Span("aten::randn", [("x", X)]),
+        lstm,
+        "h",
+        "c",
+        Span("aten::mul", [("dy", OUT)], sequence=2),
+        backward("MulBackward0", 2),
+        backward("MkldnnRnnLayerBackward0", 1, inner, "dy", "y", "copy"),
+        *(accumulate(*shape) for shape in WEIGHTS),
+        optimizer("SGD"),
+        *(name for name, _ in gradients),
+    )
+
+
+def test_a_recurrent_net_is_one_call_of_cudnn(tmp_path: Path) -> None:
+    """What oneDNN keeps goes, cuDNN's workspaces and reserve come; so do copies of what is batch first."""
+    job = an_lstm(tmp_path)
+    blocks = recurrent.rewrite(job, CARD)
+    assert 99999 not in sizes(blocks)
+    forward = [b for b in blocks if b.operator is not None and job.operators[b.operator].name == "aten::lstm"]
+    assert sizes(tuple(b for b in forward if b.category == "workspace")) == [LSTM_WORKSPACE] * 3
+    kept = [b for b in forward if b.category == "activation"]
+    assert sizes(tuple(kept)) == sorted([STATE, STATE, OUT, LSTM_RESERVE])
+    others = [b for b in forward if b.category == "temporary"]
+    assert sizes(tuple(others)) == sorted([X] * 3 + [OUT] + [X] + [STATE] * 4)
+    node = next(o for o in job.operators if o.name.endswith(": MkldnnRnnLayerBackward0"))
+    assert [b.died for b in kept if b.num_bytes in (OUT, LSTM_RESERVE)] == [node.end - 0.05] * 2
+
+
+def test_the_weights_of_a_recurrent_net_and_their_gradients_are_one_buffer_each(tmp_path: Path) -> None:
+    job = an_lstm(tmp_path)
+    job = replace(job, blocks=tuple(sorted(passes.add_parameters(job, CARD), key=lambda block: block.born)))
+    blocks = recurrent.rewrite(job, CARD)
+    whole = [block for block in blocks if block.num_bytes == sum(WEIGHT_BYTES)]
+    assert sorted(block.category for block in whole) == ["gradient", "parameter"]
+    parts = [block for block in blocks if block.num_bytes in WEIGHT_BYTES and block.category != "temporary"]
+    (buffer,) = [block for block in whole if block.category == "parameter"]
+    assert len(parts) == 4
+    assert all(part.born < buffer.born < part.died < 0 for part in parts)
+
+
+def test_products_inside_a_recurrent_net_are_not_cublas_ones(tmp_path: Path) -> None:
+    job = an_lstm(tmp_path)
+    assert [call.function for call in library_calls(job, CARD)] == ["cudnnRNNForward"]
+    assert not kernels.unknown_operators(job, CARD)
+
+
+def test_dropout_between_the_layers_of_a_recurrent_net_has_random_states(tmp_path: Path) -> None:
+    blocks = recurrent.rewrite(an_lstm(tmp_path, dropout="0.10000000000000001"), CARD)
+    assert [b.num_bytes for b in blocks if b.died == inf and b.category == "workspace"] == [28 * 1536 * 16]
+
+
+@pytest.mark.parametrize("unlike", [{"element": "c10::BFloat16"}, {"has_values": False}])
+def test_a_recurrent_net_that_is_not_understood_stays_as_the_cpu_had_it_and_is_said(
+    unlike: dict[str, Any], tmp_path: Path
+) -> None:
+    """Under autocast the parts have another type."""
+    job = an_lstm(tmp_path, **unlike)
+    assert recurrent.rewrite(job, CARD) == job.blocks
+    assert kernels.unknown_operators(job, CARD) == {"aten::lstm": 1}
+
+
+# --- all passes -------------------------------------------------------------------------------------------------------
 
 
 def test_every_pass_is_pure_and_keeps_births_before_deaths(tmp_path: Path) -> None:
@@ -420,7 +604,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["mlp-sgd", "mlp-adam", "gpt2", "resnet18"])
+@pytest.mark.parametrize("name", ["mlp-sgd", "mlp-adam", "gpt2", "resnet18", "lstm", "gru"])
 def test_a_profile_gives_what_a_run_on_the_virtual_gpu_gives(
     name: str, recorded: Path, run_foretell: RunForetell
 ) -> None:

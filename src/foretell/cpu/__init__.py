@@ -2,8 +2,8 @@
 written again in Python. Nothing here imports torch."""
 
 from foretell.cpu.analysis import Job, analyse
+from foretell.cpu.card import NEWEST_TORCH, Card
 from foretell.cpu.explain import PassResult
-from foretell.cpu.kernels import NEWEST_TORCH, Card
 from foretell.cpu.passes import PASSES, apply
 from foretell.cpu.profile import Profile, read
 from foretell.cpu.recorded import Imported, import_profile

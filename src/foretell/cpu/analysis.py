@@ -34,6 +34,17 @@ class Block:
     operator: int | None
     """Number of the innermost operator at its birth."""
     category: Category = "temporary"
+    is_optional: bool = False
+    """Where there is no room for it the kernel does without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    begin: float
+    end: float
+
+    def holds(self, tick: float) -> bool:
+        return self.begin < tick < self.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +94,23 @@ class Job:
     def within(self, number: int | None, *names: str) -> int | None:
         """The operator itself or the innermost around it that has one of these names."""
         return next((at for at in self.outer(number) if self.operators[at].name in names), None)
+
+    def numbers(self, span: Span) -> range:
+        """Of the operators that begin in it."""
+        begin, end = (bisect_left(self.operators, tick, key=lambda o: o.begin) for tick in (span.begin, span.end))
+        return range(begin, end)
+
+    def parts(self, number: int) -> range:
+        """An operator and those it called."""
+        operator = self.operators[number]
+        return self.numbers(Span(begin=operator.begin, end=operator.end))
+
+    def backward_of(self, number: int) -> Span | None:
+        """From the first to the last node that an operator's parts made: they have numbers of their own."""
+        nodes = [self.nodes[at] for at in self.parts(number) if at in self.nodes]
+        if not nodes:
+            return None
+        return Span(begin=min(node.begin for node in nodes), end=max(node.end for node in nodes))
 
     def phase_of(self, block: Block) -> Phase:
         return "other" if block.operator is None else self.phases[block.operator]

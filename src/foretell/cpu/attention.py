@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
-from foretell.cpu.analysis import Block, Job
-from foretell.cpu.kernels import Card, attention_temporaries
+from foretell.cpu.analysis import Block, Job, Span
+from foretell.cpu.card import Card
+from foretell.cpu.kernels import attention_temporaries
 from foretell.cpu.profile import Operator, Tensor
 
 Backend = Literal["flash", "efficient", "math"]
@@ -53,8 +54,8 @@ def replaced_operators(job: Job, card: Card) -> set[int]:
     for number in _to_fuse(job, card):
         operator = job.operators[number]
         if operator.name == _MATH:
-            for span in (_Span(begin=operator.begin, end=operator.end), _backward(job, number)):
-                replaced |= set(_numbers(job, span)) if span is not None else set()
+            backward = job.backward_of(number)
+            replaced |= {*job.parts(number), *(job.numbers(backward) if backward is not None else ())}
     return replaced
 
 
@@ -74,25 +75,11 @@ def _to_fuse(job: Job, card: Card) -> Iterator[int]:
                 yield number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
-    begin: float
-    end: float
-
-    def holds(self, tick: float) -> bool:
-        return self.begin < tick < self.end
-
-
-def _numbers(job: Job, span: _Span) -> range:
-    begin, end = (bisect_left(job.operators, tick, key=lambda o: o.begin) for tick in (span.begin, span.end))
-    return range(begin, end)
-
-
 def _fused(job: Job, number: int, card: Card) -> Iterator[Block]:
     operator = job.operators[number]
     query, key, value = operator.tensors[:3]
-    forward = _Span(begin=operator.begin, end=operator.end)
-    backward = _backward(job, number)
+    forward = Span(begin=operator.begin, end=operator.end)
+    backward = job.backward_of(number)
     saved_until = operator.end if backward is None else backward.end
     out_bytes = query.num_bytes // query.shape[-1] * value.shape[-1]
     out, copy = _output(job, operator, out_bytes)
@@ -153,16 +140,6 @@ def _needs_copy(job: Job, operator: Operator) -> bool:
     after = bisect_left(job.operators, operator.end, key=lambda o: o.begin)
     following = next((o for o in job.operators[after:] if not o.is_annotation), None)
     return following is not None and following.name == "aten::permute"
-
-
-def _backward(job: Job, number: int) -> _Span | None:
-    """From the first to the last node that the parts made: they have numbers of their own."""
-    operator = job.operators[number]
-    inside = _numbers(job, _Span(begin=operator.begin, end=operator.end))
-    nodes = [job.nodes[at] for at in inside if at in job.nodes]
-    if not nodes:
-        return None
-    return _Span(begin=min(node.begin for node in nodes), end=max(node.end for node in nodes))
 
 
 def _output(job: Job, operator: Operator, num_bytes: int) -> tuple[Block | None, Block | None]:

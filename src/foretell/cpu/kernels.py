@@ -8,29 +8,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import inf
 
+from foretell.cpu import recurrent
 from foretell.cpu.analysis import PRODUCTS, Block, Job
-from foretell.cpu.libraries import convolution_calls
+from foretell.cpu.card import Card
 from foretell.cpu.profile import Operator, Tensor
 from foretell.overhead import kernels
-from foretell.records import Gpu
-
-NEWEST_TORCH = (2, 15)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """Where the job will run."""
-
-    gpu: Gpu
-    torch: tuple[int, int] = NEWEST_TORCH
-
-    @property
-    def cublas_bytes(self) -> int:
-        return kernels.cublas_workspace(self.gpu.compute_capability, self.torch)
-
 
 Rule = Callable[[Operator, Card], tuple[int, ...]]
 
@@ -113,20 +97,11 @@ def product_with_bias(operator: Operator, card: Card) -> tuple[int, ...]:
     return (kernels.CUBLASLT_BYTES,) if is_vector and not is_shared else product(operator, card)
 
 
-def convolution(operator: Operator, card: Card) -> tuple[int, ...]:
-    """One at a time."""
-    calls = convolution_calls(operator, card.gpu.compute_capability)
-    most = max((call.workspace_bytes for call in calls), default=0)
-    return (most,) if most else ()
-
-
 WORKSPACES: dict[str, Rule] = {
     "aten::mm": product,
     "aten::bmm": product,
     "aten::baddbmm": product,
     "aten::addmm": product_with_bias,
-    "aten::convolution": convolution,
-    "aten::convolution_backward": convolution,
 }
 
 
@@ -135,9 +110,11 @@ def kept_workspaces(job: Job, card: Card) -> Iterator[Block]:
     if card.torch >= kernels.EAGER_WORKSPACES:
         return
     seen = set()
+    replaced = recurrent.replaced_operators(job, card)
     for number, operator in enumerate(job.operators):
         is_backward = job.phases[number] == "backward"
-        if operator.name in PRODUCTS - {"aten::convolution"} and is_backward not in seen:
+        is_product = operator.name in PRODUCTS - {"aten::convolution"} and number not in replaced
+        if is_product and is_backward not in seen:
             seen.add(is_backward)
             yield Block(
                 num_bytes=card.cublas_bytes,
@@ -169,11 +146,13 @@ def buffers(job: Job) -> Iterator[int]:
 
 _UNLIKE = re.compile(
     r"aten::(sort|topk|cumsum|cumprod|unique\w*|_unique2|multinomial|nonzero|masked_select|index_put_?|_index_put_impl_|"
-    r"mkldnn_rnn_layer\w*|lstm|gru|_thnn\w*|_?ctc_loss|_?fft\w*|stft|linalg_(?!vector_norm)\w+|_linalg\w*|cholesky\w*|svd|qr|"
+    r"lstm|gru|rnn_tanh|rnn_relu|lstm_cell|gru_cell|_thnn\w*|_?ctc_loss|_?fft\w*|stft|"
+    r"linalg_(?!vector_norm)\w+|_linalg\w*|cholesky\w*|svd|qr|"
     r"native_group_norm\w*|grid_sampler\w*|upsample_bicubic2d\w*|_embedding_bag\w*|median|kthvalue|histc|bincount)$"
 )
 """Their kernels on a card are known to take memory for themselves, and how much is not known here."""
 
 
-def unknown_operators(job: Job) -> Counter[str]:
-    return Counter(operator.name for operator in job.operators if _UNLIKE.match(operator.name))
+def unknown_operators(job: Job, card: Card) -> Counter[str]:
+    replaced = recurrent.replaced_operators(job, card)
+    return Counter(o.name for number, o in enumerate(job.operators) if _UNLIKE.match(o.name) and number not in replaced)

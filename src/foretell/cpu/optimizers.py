@@ -10,7 +10,7 @@ from math import inf
 
 from foretell.cpu import parameters
 from foretell.cpu.analysis import BEFORE, Block, Job, OptimizerStep
-from foretell.cpu.kernels import Card
+from foretell.cpu.card import Card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

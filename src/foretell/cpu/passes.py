@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from foretell.cpu import attention, kernels, optimizers, parameters
+from foretell.cpu import attention, convolutions, kernels, optimizers, parameters, recurrent
 from foretell.cpu.analysis import BEFORE, Block, Job
+from foretell.cpu.card import Card
 from foretell.cpu.explain import PassResult
-from foretell.cpu.kernels import Card
 from foretell.cpu.simulation import peaks
 
 Blocks = tuple[Block, ...]
@@ -58,14 +58,13 @@ def _result(name: str, what: str, num_events: int, job: Job) -> PassResult:
 
 _SCALAR_BYTES = 8
 _SCRATCH_OF_THE_CPU = {
-    "aten::mkldnn_convolution", "aten::convolution_backward", "aten::mkldnn_linear", "aten::slow_conv2d_forward",
-    "aten::_slow_conv2d_forward", "aten::_slow_conv2d_backward", "aten::thnn_conv2d", "aten::native_batch_norm",
+    "aten::convolution", "aten::convolution_backward", "aten::mkldnn_linear", "aten::native_batch_norm",
     "aten::native_batch_norm_backward", "aten::native_layer_norm_backward", "aten::native_group_norm_backward",
     "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
     "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward", "aten::addmm", "aten::mm", "aten::bmm",
     "aten::embedding_dense_backward",
 }  # fmt: skip
-"""Kernels that take memory for themselves on the CPU: oneDNN's other layouts, buffers of threads."""
+"""What takes memory for itself on the CPU: oneDNN's other layouts, columns of images, buffers of threads."""
 
 
 def drop_host_tensors(job: Job, card: Card) -> Blocks:
@@ -109,8 +108,8 @@ def drop_scratch(job: Job, card: Card) -> Blocks:
     """What the CPU's own kernels take and give back."""
 
     def is_scratch(block: Block) -> bool:
-        kernel = job.within(block.operator, *_SCRATCH_OF_THE_CPU)
-        return kernel is not None and block.died <= job.operators[kernel].end
+        around = (job.operators[at] for at in job.outer(block.operator))
+        return any(each.name in _SCRATCH_OF_THE_CPU and block.died <= each.end for each in around)
 
     return tuple(block for block in job.blocks if not is_scratch(block))
 
@@ -163,12 +162,17 @@ def add_kernel_temporaries(job: Job, card: Card) -> Blocks:
 
 
 def add_workspaces(job: Job, card: Card) -> Blocks:
-    return (*job.blocks, *_temporaries(job, card, kernels.WORKSPACES), *kernels.kept_workspaces(job, card))
+    return (
+        *job.blocks,
+        *_temporaries(job, card, kernels.WORKSPACES),
+        *convolutions.workspaces(job, card),
+        *kernels.kept_workspaces(job, card),
+    )
 
 
 def _temporaries(job: Job, card: Card, rules: dict[str, kernels.Rule]) -> Iterator[Block]:
     """Taken when the outputs are there, one after the other, and given back together at the operator's end."""
-    replaced = attention.replaced_operators(job, card)
+    replaced = attention.replaced_operators(job, card) | recurrent.replaced_operators(job, card)
     for number, operator in enumerate(job.operators):
         rule = rules.get(operator.name)
         if rule is None or number in replaced or not operator.tensors:
@@ -186,6 +190,8 @@ PASSES = (
          rewrite=drop_scratch),
     Pass(name="parameters", what="parameters and buffers that were there before the recording", rewrite=add_parameters),
     Pass(name="attention", what="the attention kernel the card chooses, and what it saves", rewrite=attention.rewrite),
+    Pass(name="recurrent", what="recurrent nets in one call of cuDNN: what it keeps, and weights in one buffer",
+         rewrite=recurrent.rewrite),
     Pass(name="dropout", what="masks of one byte an element", rewrite=shrink_dropout_masks),
     Pass(name="optimizer", what="state from before the recording; lists of temporaries instead of one after the other",
          rewrite=optimizers.rewrite),

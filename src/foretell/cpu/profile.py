@@ -10,7 +10,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class Tensor:
 
     shape: tuple[int, ...]
     element: str
+    strides: tuple[int, ...] = field(default=(), compare=False)
+    """Empty where they were not recorded. Tensors that differ in nothing else are alike: parameters are counted so."""
 
     @property
     def element_bytes(self) -> int:
@@ -202,18 +204,20 @@ def _operator(span: dict[str, Any], begin: int, parent: int | None, end: int) ->
         end=end,
         parent=parent,
         is_annotation=span.get("cat") != "cpu_op",
-        inputs=tuple(_inputs(arguments.get("Input Dims") or [], arguments.get("Input type") or [])),
+        inputs=tuple(_inputs(arguments)),
         values=tuple(str(value) for value in arguments.get("Concrete Inputs") or []),
         sequence=int(sequence) if sequence is not None and int(sequence) >= 0 else None,
     )
 
 
-def _inputs(shapes: list[Any], types: list[Any]) -> Iterator[Tensor | None]:
+def _inputs(arguments: dict[str, Any]) -> Iterator[Tensor | None]:
     """A list of tensors is one argument, whose shape is a list of shapes: its tensors are given one by one."""
-    for shape, element in zip(shapes, types, strict=False):
+    shapes, types = (arguments.get(key) or [] for key in ("Input Dims", "Input type"))
+    strides = arguments.get("Input Strides") or [[]] * len(shapes)
+    for shape, element, steps in zip(shapes, types, strides, strict=False):
         if element == "TensorList" or (shape and isinstance(shape[0], list)):
             yield from (Tensor(shape=tuple(each), element="float") for each in shape if isinstance(each, list))
         elif element in _ELEMENT_BYTES:
-            yield Tensor(shape=tuple(map(int, shape)), element=str(element))
+            yield Tensor(shape=tuple(map(int, shape)), element=str(element), strides=tuple(map(int, steps)))
         else:
             yield None

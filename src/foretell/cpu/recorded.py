@@ -10,13 +10,15 @@ from pathlib import Path
 from foretell.cpu import parameters
 from foretell.cpu.analysis import Job, analyse
 from foretell.cpu.attention import num_only_fused_here
+from foretell.cpu.card import Card
 from foretell.cpu.explain import PassResult
-from foretell.cpu.kernels import Card, unknown_operators
+from foretell.cpu.kernels import unknown_operators
 from foretell.cpu.libraries import library_calls
 from foretell.cpu.optimizers import unknown_optimizers
 from foretell.cpu.passes import apply
 from foretell.cpu.profile import Profile, read
 from foretell.cpu.simulation import simulate
+from foretell.overhead.convolutions import PLANS_FROM
 from foretell.trace import Trace
 from foretell.units import format_bytes
 
@@ -36,7 +38,7 @@ def import_profile(path: Path, card: Card, *, context_bytes: int | None = None, 
     trace = simulate(
         job,
         card.gpu,
-        calls=library_calls(job, card.gpu.compute_capability),
+        calls=library_calls(job, card),
         context_bytes=context_bytes,
         command=(str(path),),
         caveats=tuple(_caveats(profile, job, card)),
@@ -61,7 +63,7 @@ def _caveats(profile: Profile, job: Job, card: Card) -> Iterator[str]:
             f"{len(frozen)} weights get no gradient ({format_bytes(sum(tensor.num_bytes for tensor in frozen))}): one "
             "that is used twice in a forward pass is counted twice"
         )
-    unlike = unknown_operators(job)
+    unlike = unknown_operators(job, card)
     if unlike:
         kinds = ", ".join(name.removeprefix("aten::") for name, _ in unlike.most_common(4))
         more = ", ..." if len(unlike) > 4 else ""
@@ -75,4 +77,8 @@ def _caveats(profile: Profile, job: Job, card: Card) -> Iterator[str]:
     for name in sorted(unknown_optimizers(job)):
         yield f"the optimizer {name} was taken as the CPU had it: on a card it may hold lists of temporaries"
     if any(operator.name == "aten::convolution" for operator in job.operators):
-        yield "cuDNN cannot be asked here: the workspaces of convolutions follow a rule, which knows the A100 only"
+        rule = "read off its answers" if card.torch >= PLANS_FROM else "which knows the A100 only"
+        yield (
+            f"cuDNN cannot be asked here: the workspaces of convolutions follow a rule, {rule}, and their sum may be "
+            "off by some hundred MiB"
+        )

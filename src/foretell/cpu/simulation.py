@@ -165,6 +165,8 @@ def _play(job: Job, device: Device) -> _Played:
             steps.append(_mark(len(steps), memory, allocator))
         recorder.stack = -1 if block.operator is None else block.operator
         if not is_birth:
+            if number not in held:
+                continue
             allocated = held.pop(number)
             recorder.write(_FREE_REQUESTED, allocated.address, block.num_bytes)
             recorder.write(_FREE_COMPLETED, allocated.address, block.num_bytes)
@@ -173,6 +175,8 @@ def _play(job: Job, device: Device) -> _Played:
         try:
             held[number] = allocator.malloc(block.num_bytes)
         except OutOfMemoryError:
+            if block.is_optional:
+                continue
             oom = OomMark(time_us=len(memory.time_us), oom=_oom(job, block, allocator, device))
             break
         recorder.write(_ALLOC, held[number].address, block.num_bytes)

@@ -10,8 +10,6 @@ from typing import Any
 from .cudnn import Cudnn, CudnnError, Layer, library_of
 from .recording import foretell_module
 
-_PLANS_FROM = (2, 8)
-"""The first torch whose cuDNN (9.10) is one the newer rule was read off; before, the rule of the virtual GPU."""
 _ELEMENT_BYTES = {"float64": 8, "float32": 4}
 
 
@@ -21,9 +19,8 @@ class Workspaces:
         self._torch = torch
         self._card = card
         self._capability = (int(card["major"]), int(card["minor"]))
-        self._is_planned = torch_version >= _PLANS_FROM
-        self._plan = foretell_module("overhead.convolution_plans").planned_workspace
-        self._rule = foretell_module("overhead.workspaces").ruled_workspace
+        self._torch_version = torch_version
+        self._rule = foretell_module("overhead.convolutions").convolution_workspace
 
     @cached_property
     def cudnn(self) -> Cudnn | None:
@@ -47,24 +44,19 @@ class Workspaces:
         return self._ruled(layer), 0, 2 * sum(sizes) * _ELEMENT_BYTES.get(layer.dtype, 2)
 
     def _ruled(self, layer: Layer) -> int:
-        x, y, w = layer.x.sizes, layer.y.sizes, layer.w.sizes
-        element_bytes = _ELEMENT_BYTES.get(layer.dtype, 2)
-        if len(x) != 4:
-            return 0  # no rule for videos
-        if not self._is_planned:
-            return int(self._rule(self._capability, layer.direction, x, y, w, element_bytes))
         return int(
-            self._plan(
+            self._rule(
+                self._torch_version,
                 compute_capability=self._capability,
                 direction=layer.direction,
-                x=x,
-                y=y,
-                w=w,
+                x=layer.x.sizes,
+                y=layer.y.sizes,
+                w=layer.w.sizes,
                 stride=layer.stride,
                 padding=layer.padding,
                 dilation=layer.dilation,
                 groups=layer.groups,
-                element_bytes=element_bytes,
+                element_bytes=_ELEMENT_BYTES.get(layer.dtype, 2),
                 is_channels_last=layer.is_channels_last,
             )
         )
