@@ -134,6 +134,20 @@ def test_a_trace_that_lacks_a_column_is_damaged(tmp_path: Path) -> None:
         load(tmp_path / "y.trace")
 
 
+def test_a_trace_whose_numbers_point_nowhere_is_damaged(tmp_path: Path) -> None:
+    trace = training_run(tmp_path).trace()
+    trace.memory.stack[0] = len(trace.stacks) + 7
+    save(trace, tmp_path / "x.trace")
+    with pytest.raises(TraceError, match=r"damaged trace .*stacks: number"):
+        load(tmp_path / "x.trace")
+
+
+def test_an_estimate_is_not_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"schema": "foretell.estimate/1"}')
+    with pytest.raises(TraceError, match="is JSON, not a trace"):
+        load(tmp_path / "x.json")
+
+
 def test_a_full_disk_leaves_the_old_trace_and_nothing_half_written(tmp_path: Path, monkeypatch: Any) -> None:
     target = tmp_path / "out"
     target.mkdir()

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from foretell import api, cpu, gpus
-    from foretell.cli.files import write_json
+    from foretell.cli.files import check_targets, write_json
     from foretell.cli.show import exit_code, show_text
     from foretell.cli.terminal import console, readers_may_leave
     from foretell.cpu import explain
@@ -48,6 +48,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.units import parse_bytes
     from foretell.verdict import estimate_of
 
+    check_targets({"--json": options.json, "--trace": options.trace}, sources=[options.profile])
     gpu = gpus.find(options.gpu or api.DEFAULT_GPU)
     if not options.gpu:
         print(f"foretell: no --gpu given; taking {gpu.name}, a large one", file=sys.stderr, flush=True)

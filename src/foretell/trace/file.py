@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from foretell.errors import TraceError
-from foretell.records import Gpu, LibraryBytes, OutOfMemory
+from foretell.records import CATEGORIES, Gpu, LibraryBytes, OutOfMemory
 from foretell.trace.records import (
+    ACTIONS,
+    PHASES,
     AllocatorSettings,
     Counted,
     DeviceMemory,
@@ -80,6 +82,8 @@ def load(path: Path) -> Trace:
     except IsADirectoryError:
         raise TraceError(f"{path} is a folder, not a trace.") from None
     except zipfile.BadZipFile as error:
+        if path.read_bytes()[:1] == b"{":
+            raise TraceError(f"{path} is JSON, not a trace: an estimate (--json) says too little. {_ADVICE}") from None
         raise TraceError(f"{path} is not a trace, or is one that was cut off ({error}). {_ADVICE}") from None
     except OSError as error:
         raise TraceError(f"cannot read the trace {path}: {error.strerror or error}.") from None
@@ -130,7 +134,26 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
         for name, kind in _TABLES.items()
         if name in tables or name not in _NEWER_TABLES
     }
-    return _from_plain(document, loaded)
+    trace = _from_plain(document, loaded)
+    _check_numbers(trace)
+    return trace
+
+
+def _check_numbers(trace: Trace) -> None:
+    """What is looked up by number must be there."""
+    frames = array("q", (number for stack in trace.stacks for number in stack))
+    columns: tuple[tuple[str, array[int], int], ...] = (
+        ("actions", trace.memory.action, len(ACTIONS)),
+        ("stacks", trace.memory.stack, len(trace.stacks)),
+        ("frames", frames, len(trace.frames)),
+        ("categories", trace.labels.category, len(CATEGORIES)),
+        ("names of labels", trace.labels.name, len(trace.owners)),
+        ("phases", trace.spans.phase, len(PHASES)),
+        ("places of spans", trace.spans.where, len(trace.owners)),
+    )
+    for what, numbers, count in columns:
+        if numbers and not (min(numbers) >= -1 and max(numbers) < count):
+            raise ValueError(f"{what}: number {max(numbers)} of {count}")
 
 
 def _load_table(archive: zipfile.ZipFile, name: str, kind: type[_Table], described: dict[str, Any]) -> _Table:

@@ -105,7 +105,7 @@ class Phases:
         @wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
             compiled = args[0] if args else kwargs.get("model")
-            if not _is_library_function(compiled):
+            if not is_library_function(compiled):
                 self._run.is_compiling = True
                 self._stop_looking()
                 if isinstance(compiled, self._torch.nn.Module):
@@ -117,7 +117,7 @@ class Phases:
         return noted
 
 
-def _is_library_function(compiled: Any) -> bool:
+def is_library_function(compiled: Any) -> bool:
     """bitsandbytes and others have some compiled as soon as they are imported; that says nothing of the script.
     None: a decorator with options, which calls again with the function."""
     return compiled is None or (inspect.isfunction(compiled) and is_in_library(compiled.__code__.co_filename))

@@ -10,6 +10,8 @@ from functools import wraps
 from importlib.util import find_spec
 from typing import Any
 
+from ..phases import is_library_function
+
 _NMS = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
@@ -30,8 +32,9 @@ def _do_not_compile(run: Any, torch: Any) -> None:
         is_told = True
 
     def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        tell()
-        return (lambda function: function) if model is None else model
+        if not is_library_function(model):
+            tell()
+        return compile if model is None else model
 
     torch.compile = compile
     torch.nn.Module.compile = lambda module, *args, **kwargs: tell()
