@@ -44,11 +44,12 @@ def add(device: Any) -> None:
         return taken
 
     def addmm(bias: Any, a: Any, b: Any, **kwargs: Any) -> Any:
-        """With a bias of one row the product and the sum are one call of cuBLASLt."""
+        """With a bias of one row the product and the sum are one call of cuBLASLt; in newer versions with any that is
+        contiguous."""
         out = torch.empty((a.size(0), b.size(1)), dtype=a.dtype, device=a.device)
         is_plain_bias = bias.dim() == 1 and bias.is_contiguous() and kwargs.get("beta", 1) == 1
         is_fused = (
-            (is_plain_bias or not is_kept)
+            (is_plain_bias or (not is_kept and bias.is_contiguous()))
             and a.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
             and a.size(0) > 1
             and b.size(1) > 1

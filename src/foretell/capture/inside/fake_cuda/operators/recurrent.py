@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from ..memory import address_of
+from ..recording import foretell_module
 
 RELU, TANH, LSTM, GRU = range(4)
-_GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
+_KINDS = {RELU: "rnn", TANH: "rnn", LSTM: "lstm", GRU: "gru"}
 
 
 def add(device: Any) -> None:
     torch, memory = device.torch, device.memory
     aten = torch.ops.aten
     functions, kernels = device.functions, device.kernels
+    rules = foretell_module("overhead.recurrent")
     dropout_states: dict[float, Any] = {}
 
     def dropout_state(dropout: float, train: bool) -> Any:
@@ -113,9 +115,10 @@ def add(device: Any) -> None:
         workspace = _workspace(samples, x, mode, hidden, directions)
         reserve = torch.empty(0, dtype=torch.uint8, device="cuda")
         if train:
-            per_layer = (_GATES[mode] + (2 if mode == LSTM else 1)) * hidden + projection
-            dropped = (layers - 1) * out_width * directions if dropout > 0 else 0
-            size = samples * (per_layer * layers * directions + dropped) * x.dtype.itemsize
+            size = rules.recurrent_reserve(
+                _KINDS[mode], samples=samples, hidden=hidden, projection=projection, layers=layers,
+                directions=directions, has_dropout=dropout > 0, element_bytes=x.dtype.itemsize,
+            )  # fmt: skip
             reserve = torch.empty(size, dtype=torch.uint8, device="cuda")
         del workspace, kept
         if batch_first and not is_packed:
@@ -124,7 +127,9 @@ def add(device: Any) -> None:
 
     def _workspace(samples: int, x: Any, mode: int, hidden: int, directions: int) -> Any:
         with device.rule("cuDNN workspace"):
-            size = samples * _GATES[mode] * hidden * directions * x.dtype.itemsize
+            size = rules.recurrent_workspace(
+                _KINDS[mode], samples=samples, hidden=hidden, directions=directions, element_bytes=x.dtype.itemsize
+            )
             return memory.empty((size,), (1,), torch.uint8)
 
     def backward(
@@ -162,7 +167,7 @@ def add(device: Any) -> None:
         return dx, dhx, dcx, grads
 
     def init_dropout_state(dropout: float, train: bool, seed: int, **kwargs: Any) -> Any:
-        size = device.num_sms * int(device.card["threads_per_sm"]) * 16
+        size = rules.dropout_states(device.num_sms, int(device.card["threads_per_sm"]))
         return torch.empty(size, dtype=torch.uint8, device="cuda")
 
     # Cells are kernels of PyTorch's own (RNN.cu); not every version has shape functions for them.
