@@ -57,7 +57,6 @@ class FakeCuda:
         )
         self.libraries = Libraries(run, self.card, allocator.device)
         self.library = self.libraries.call
-        self._caveats: set[str] = set()
         self.workspaces = Workspaces(run, torch, self.card, self.version)
 
     def install(self) -> None:
@@ -121,11 +120,6 @@ class FakeCuda:
     def _tell_what_was_not_computed(self) -> None:
         for operator, why in self.values.failed.items():
             self.run.caveat(f"{operator} could not be computed on the CPU, so its values are not known: {why}")
-
-    def caveat_once(self, text: str) -> None:
-        if text not in self._caveats:
-            self._caveats.add(text)
-            self.run.caveat(text)
 
     @contextlib.contextmanager
     def rule(self, name: str) -> Iterator[None]:

@@ -14,6 +14,7 @@ class Unknown:
         self._run = run
         self._values = values
         self._reads = UnknownReads(run)
+        self.caveat_once = self._reads.caveat_once
         run.before_end.append(self._reads.journal)
 
     def item(self, tensor: Any) -> Any:
