@@ -129,7 +129,7 @@ def _is_dense(tensor: Any) -> bool:
 
 def _stay_padded(device: Any) -> bool:
     """nn.TransformerEncoder asks this before it packs the tokens for an evaluation."""
-    device.unknown.caveat_once("nn.TransformerEncoder evaluates padded tokens on the CPU engine; a card would pack them")
+    device.unknown.caveat_once("nn.TransformerEncoder evaluates padded tokens on the CPU engine; a card packs them")
     return False
 
 
