@@ -1,4 +1,4 @@
-/** Builds the page into one file, src/foretell/report/page.html: scripts, styles, and the licences of what is in it. */
+/** Builds the page into one file, src/foretell/report/page.html, with scripts, styles and licences. */
 import { createHash } from "node:crypto";
 import { existsSync, readdirSync, readFileSync, renameSync } from "node:fs";
 import { join, relative, resolve } from "node:path";
@@ -8,7 +8,7 @@ import { viteSingleFile } from "vite-plugin-singlefile";
 const here = import.meta.dirname;
 const target = resolve(here, "../../src/foretell/report");
 
-/** Of every file here, in the order of their names: tests/test_page.py computes it again, without node. */
+/** The hash of all files here, sorted by name. tests/test_page.py recomputes it without node. */
 function hashOfSources(): string {
   const files = readdirSync(here, { recursive: true, withFileTypes: true })
     .filter((entry) => entry.isFile())
@@ -20,14 +20,14 @@ function hashOfSources(): string {
   return hash.digest("hex");
 }
 
-/** Says from which sources the page was built, and under which licences what it bundles may be passed on. */
+/** Records the hash of the sources and the licences of the bundled packages. */
 function provenance(): Plugin {
   const packages = new Set<string>();
   return {
     name: "provenance",
     enforce: "post",
     generateBundle: {
-      order: "post", // once the scripts are in the page
+      order: "post", // after the scripts have been inlined
       handler(_, bundle) {
         for (const id of this.getModuleIds()) {
           const found = /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(id);
@@ -50,7 +50,7 @@ function notice(name: string): string {
   const folder = join(here, "node_modules", name);
   const { version, license } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
   const file = ["LICENSE", "LICENSE.md", "LICENSE.txt"].map((each) => join(folder, each)).find(existsSync);
-  if (!file) throw new Error(`${name} brings no licence; the page must not be passed on without it`);
+  if (!file) throw new Error(`${name} has no licence file; the page must not be distributed without one`);
   return `${name} ${version} (${license})\n${readFileSync(file, "utf8").trim()}`;
 }
 

@@ -1,6 +1,7 @@
-/** Every block: sorted, searched, filtered. Only the rows in view are in the page. */
+/** A table of all blocks that can be sorted, searched and filtered. Only visible rows are in the DOM. */
 import { useComputed, useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
+import { CategoryName } from "./category";
 import { bytes, exactBytes, number, shortPath, words } from "./format";
 import type { Run } from "./run";
 import type { Choice, Place } from "./state";
@@ -10,24 +11,26 @@ const ROW = 28, VISIBLE = 16, MARGIN = 8;
 interface Column {
   key: string;
   title: string;
-  /** Of a CSS grid. */
+  /** As in grid-template-columns. */
   width: string;
   isNumber?: boolean;
-  /** Its end says most, so its beginning is what is cut off. */
+  /** Truncated at the start, because its end tells most. */
   isPath?: boolean;
   show: (run: Run, block: number) => string;
   explain?: (run: Run, block: number) => string;
-  /** Ascending order. */
+  /** The sort key of a block, for ascending order. */
   order: (run: Run) => (block: number) => number;
 }
 
-const text = (field: "name" | "module" | "operator" | "phase" | "where", title: string, width: string, shown = (value: string) => value): Column => ({
+type TextField = "name" | "module" | "operator" | "phase" | "where";
+
+const text = (field: TextField, title: string, width: string, shown = (value: string) => value): Column => ({
   key: field,
   title,
   isPath: field === "name" || field === "module" || field === "where",
   width,
-  show: (run, block) => shown(run.said(block, field) ?? "–"),
-  explain: (run, block) => run.said(block, field) ?? "",
+  show: (run, block) => shown(run.labelOf(block, field) ?? "–"),
+  explain: (run, block) => run.labelOf(block, field) ?? "",
   order: (run) => {
     const ranks = ranksOf(run);
     return (block) => ranks[run.labels[field][run.label[block]!]!]!;
@@ -35,19 +38,40 @@ const text = (field: "name" | "module" | "operator" | "phase" | "where", title: 
 });
 
 const COLUMNS: Column[] = [
-  { key: "bytes", title: "Size", width: "6.2rem", isNumber: true, show: (run, block) => bytes(run.bytes[block]!), order: (run) => (block) => run.bytes[block]!,
-    explain: (run, block) => `${exactBytes(run.bytes[block]!)}, ${number(run.bytes[block]! - run.rounding[block]!)} requested` },
-  { key: "category", title: "Category", width: "8.7rem", show: (run, block) => words(run.said(block, "category")!), order: (run) => (block) => run.category(block) },
+  {
+    key: "bytes", title: "Size", width: "6.2rem", isNumber: true,
+    show: (run, block) => bytes(run.bytes[block]!),
+    explain: (run, block) =>
+      `${exactBytes(run.bytes[block]!)}, ${number(run.bytes[block]! - run.rounding[block]!)} requested`,
+    order: (run) => (block) => run.bytes[block]!,
+  },
+  {
+    key: "category", title: "Category", width: "8.7rem",
+    show: (run, block) => words(run.labelOf(block, "category")!),
+    order: (run) => (block) => run.category(block),
+  },
   text("name", "Name", "minmax(8.5rem, 1.4fr)"),
   text("module", "Module", "minmax(12rem, 2.4fr)"),
   text("operator", "Operator", "minmax(7rem, 1.2fr)"),
   text("phase", "Phase", "5.8rem"),
-  { key: "step", title: "Step", width: "3.6rem", isNumber: true, show: (run, block) => number(run.step[block]!), order: (run) => (block) => run.step[block]! },
-  { key: "lifetime", title: "Lifetime", width: "8.8rem", isNumber: true, show: (run, block) => `${number(run.begin[block]!)} – ${run.end[block] === Infinity ? "end" : number(run.end[block]!)}`,
+  {
+    key: "step", title: "Step", width: "3.6rem", isNumber: true,
+    show: (run, block) => number(run.step[block]!),
+    order: (run) => (block) => run.step[block]!,
+  },
+  {
+    key: "lifetime", title: "Lifetime", width: "8.8rem", isNumber: true,
+    show: (run, block) =>
+      `${number(run.begin[block]!)} – ${run.end[block] === Infinity ? "end" : number(run.end[block]!)}`,
+    explain: (run, block) => {
+      const end = run.end[block] === Infinity ? "never freed" : `freed at event ${run.end[block]}`;
+      return `allocated at event ${run.begin[block]}, ${end}`;
+    },
     order: (run) => (block) => Math.min(run.end[block]!, run.numEvents) - run.begin[block]!,
-    explain: (run, block) => `allocated with event ${run.begin[block]}, ${run.end[block] === Infinity ? "held to the end" : `freed with event ${run.end[block]}`}` },
+  },
   text("where", "Source line", "minmax(9rem, 1.4fr)", shortPath),
 ];
+const SEARCHED: TextField[] = ["name", "module", "operator", "where", "phase"];
 const GRID = COLUMNS.map((column) => column.width).join(" ");
 
 export function Blocks({ choice }: { choice: Choice }) {
@@ -58,7 +82,7 @@ export function Blocks({ choice }: { choice: Choice }) {
   const viewport = useRef<HTMLDivElement>(null);
   const rows = useComputed(() => sorted(run, filtered(choice), sorting.value.key, sorting.value.isDescending));
   const total = rows.value.reduce((sum, block) => sum + run.bytes[block]!, 0);
-  useEffect(() => {
+  useLayoutEffect(() => {
     viewport.current!.scrollTop = 0;
     scroll.value = active.value = 0;
   }, [rows.value]);
@@ -67,10 +91,14 @@ export function Blocks({ choice }: { choice: Choice }) {
   const last = Math.min(rows.value.length, Math.ceil(scroll.value / ROW) + VISIBLE + MARGIN);
   const sortBy = (key: string) => {
     const { key: before, isDescending } = sorting.value;
-    sorting.value = { key, isDescending: key === before ? !isDescending : !!COLUMNS.find((column) => column.key === key)!.isNumber };
+    const isNumber = !!COLUMNS.find((column) => column.key === key)!.isNumber;
+    sorting.value = { key, isDescending: key === before ? !isDescending : isNumber };
   };
   const onKeyDown = (event: KeyboardEvent) => {
-    const stride = { ArrowDown: 1, ArrowUp: -1, PageDown: VISIBLE - 1, PageUp: 1 - VISIBLE, Home: -Infinity, End: Infinity }[event.key];
+    const strides: Record<string, number> = {
+      ArrowDown: 1, ArrowUp: -1, PageDown: VISIBLE - 1, PageUp: 1 - VISIBLE, Home: -Infinity, End: Infinity,
+    };
+    const stride = strides[event.key];
     const block = rows.value[active.value];
     if (event.key === "Enter" && block !== undefined) return choice.chooseMoment(run.begin[block]!);
     if (stride === undefined) return;
@@ -85,36 +113,58 @@ export function Blocks({ choice }: { choice: Choice }) {
     <section id="blocks" aria-labelledby="blocks-title">
       <div class="section-head">
         <h2 id="blocks-title">Blocks</h2>
-        <span class="soft" id="block-count">{number(rows.value.length)} of {number(run.numBlocks)}, {bytes(total)}</span>
+        <span class="soft" id="block-count">
+          {number(rows.value.length)} of {number(run.numBlocks)}, {bytes(total)}
+        </span>
       </div>
       <div class="filters">
         <input
-          type="search" placeholder="Search name, module, operator, file…" aria-label="Search the blocks" value={choice.search.value}
+          type="search" placeholder="Search name, module, operator, file…" aria-label="Search blocks"
+          value={choice.search.value}
           onInput={(event) => (choice.search.value = event.currentTarget.value)}
         />
-        <label><input type="checkbox" id="only-alive" checked={choice.onlyAlive.value} onChange={(event) => (choice.onlyAlive.value = event.currentTarget.checked)} /> only those alive at the {choice.isAtPeak ? "peak" : "chosen moment"}</label>
+        <label>
+          <input
+            type="checkbox" id="only-alive" checked={choice.onlyAlive.value}
+            onChange={(event) => (choice.onlyAlive.value = event.currentTarget.checked)}
+          />{" "}
+          only blocks alive at the {choice.isAtPeak ? "peak" : "selected moment"}
+        </label>
         {choice.place.value && (
-          <button type="button" class="chip" onClick={() => (choice.place.value = null)} aria-label={`Remove the filter ${choice.place.value.words}`}>{choice.place.value.words} ✕</button>
+          <button
+            type="button" class="chip" aria-label={`Remove filter ${choice.place.value.words}`}
+            onClick={() => (choice.place.value = null)}
+          >
+            {choice.place.value.words} ✕
+          </button>
         )}
       </div>
       <div class="chips" role="group" aria-label="Categories">
         {run.stacking.map((i) => (
-          <button type="button" class="chip" data-filter={run.categories[i]} aria-pressed={choice.categories.value.has(i)} onClick={() => toggle(choice, i)}>
-            <i style={{ background: `var(--${run.categories[i]})` }} />{words(run.categories[i]!)}
+          <button
+            type="button" class="chip" data-filter={run.categories[i]} aria-pressed={choice.categories.value.has(i)}
+            onClick={() => toggle(choice, i)}
+          >
+            <CategoryName name={run.categories[i]!} />
           </button>
         ))}
       </div>
       <div
-        ref={viewport} class="blocks" role="grid" tabIndex={0} aria-label="Blocks: arrow keys move, Enter chooses the moment of the allocation"
-        aria-rowcount={rows.value.length + 1} aria-activedescendant={rows.value.length ? `row-${active.value}` : undefined}
-        style={{ height: `${(VISIBLE + 1) * ROW}px` }} onScroll={(event) => (scroll.value = event.currentTarget.scrollTop)} onKeyDown={onKeyDown}
+        ref={viewport} class="blocks" role="grid" tabIndex={0}
+        aria-label="Blocks: arrow keys move, Enter selects the moment of allocation"
+        aria-rowcount={rows.value.length + 1}
+        aria-activedescendant={rows.value.length ? `row-${active.value}` : undefined}
+        style={{ height: `${(VISIBLE + 1) * ROW}px` }}
+        onScroll={(event) => (scroll.value = event.currentTarget.scrollTop)} onKeyDown={onKeyDown}
       >
         <div class="row head" role="row" aria-rowindex={1} style={{ gridTemplateColumns: GRID }}>
           {COLUMNS.map(({ key, title, isNumber }) => {
             const order = sorting.value.key !== key ? "none" : sorting.value.isDescending ? "descending" : "ascending";
             return (
               <div role="columnheader" aria-sort={order} class={isNumber ? "amount" : ""}>
-                <button type="button" data-column={key} onClick={() => sortBy(key)}>{title}{{ none: "", ascending: " ▲", descending: " ▼" }[order]}</button>
+                <button type="button" data-column={key} onClick={() => sortBy(key)}>
+                  {title}{{ none: "", ascending: " ▲", descending: " ▼" }[order]}
+                </button>
               </div>
             );
           })}
@@ -122,32 +172,36 @@ export function Blocks({ choice }: { choice: Choice }) {
         <div class="rows" role="rowgroup" style={{ height: `${rows.value.length * ROW}px` }}>
           {Array.from(rows.value.subarray(first, last), (block, i) => (
             <div
-              class={`row${first + i === active.value ? " active" : ""}`} role="row" key={block} id={`row-${first + i}`} aria-rowindex={first + i + 2} data-block={block}
+              class={`row${first + i === active.value ? " active" : ""}`} role="row" key={block}
+              id={`row-${first + i}`} aria-rowindex={first + i + 2} data-block={block}
               style={{ gridTemplateColumns: GRID, top: `${(first + i) * ROW}px` }}
               onClick={() => (active.value = first + i)} onDblClick={() => choice.chooseMoment(run.begin[block]!)}
             >
               {COLUMNS.map(({ key, isNumber, isPath, show, explain }) => (
-                <div role="gridcell" class={isNumber ? "amount" : isPath ? "path" : ""} title={(explain ?? show)(run, block)}>
-                  {key === "category" && <i style={{ background: `var(--${run.said(block, "category")})` }} />}
+                <div
+                  role="gridcell" class={isNumber ? "amount" : isPath ? "path" : ""}
+                  title={(explain ?? show)(run, block)}
+                >
+                  {key === "category" && <i style={{ background: `var(--${run.labelOf(block, "category")})` }} />}
                   {isPath ? <bdi>{show(run, block)}</bdi> : show(run, block)}
                 </div>
               ))}
             </div>
           ))}
         </div>
-        {!rows.value.length && <p class="nothing">No block is like that.</p>}
+        {!rows.value.length && <p class="nothing">No matching blocks.</p>}
       </div>
     </section>
   );
 }
 
-/** Goes to the table, with nothing but these blocks in it. */
+/** Scrolls to the table and shows only these blocks. */
 export function showInTable(choice: Choice, place: Place | null, onlyAlive = true): void {
   choice.place.value = place;
   choice.search.value = "";
   choice.categories.value = new Set();
   choice.onlyAlive.value = onlyAlive;
-  document.getElementById("blocks")?.scrollIntoView({ behavior: "smooth" });
+  document.getElementById("blocks")?.scrollIntoView();
 }
 
 function toggle(choice: Choice, category: number): void {
@@ -156,7 +210,7 @@ function toggle(choice: Choice, category: number): void {
   choice.categories.value = chosen;
 }
 
-/** Strings in the order people expect (layers.2 before layers.10), as numbers: sorting blocks then compares numbers only. */
+/** Ranks of strings in natural order (layers.2 before layers.10), so that sorting blocks compares only numbers. */
 const rankCache = new WeakMap<Run, Float64Array>();
 function ranksOf(run: Run): Float64Array {
   let ranks = rankCache.get(run);
@@ -165,7 +219,7 @@ function ranksOf(run: Run): Float64Array {
     const order = run.texts.map((_, i) => i).sort((a, b) => compare(run.text(a) ?? "\uffff", run.text(b) ?? "\uffff"));
     ranks = new Float64Array(order.length);
     order.forEach((string, rank) => (ranks![string] = rank));
-    ranks[0] = Infinity; // nothing is said: last
+    ranks[0] = Infinity; // missing text sorts last
     rankCache.set(run, ranks);
   }
   return ranks;
@@ -174,7 +228,7 @@ function ranksOf(run: Run): Float64Array {
 function filtered(choice: Choice): Uint32Array {
   const { run } = choice;
   const moment = choice.onlyAlive.value ? choice.moment.value : null;
-  const isWanted = wantedLabels(choice);
+  const isWanted = matchingLabels(choice);
   const found = new Uint32Array(run.numBlocks);
   let count = 0;
   for (let block = 0; block < run.numBlocks; block++)
@@ -187,20 +241,20 @@ function sorted(run: Run, blocks: Uint32Array, key: string, isDescending: boolea
   const sign = isDescending ? -1 : 1;
   const keys = new Float64Array(run.numBlocks);
   for (const block of blocks) keys[block] = sign * orderOf(block);
-  // Not their difference: of two blocks without a name it is not a number.
+  // Not their difference: for two blocks without a name that is NaN.
   return blocks.sort((a, b) => (keys[a] === keys[b] ? a - b : keys[a]! < keys[b]! ? -1 : 1));
 }
 
-/** What can be asked of labels is asked of them once, not of each of their blocks. */
-function wantedLabels({ run, categories, place, search }: Choice): Uint8Array {
-  const sought = search.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
-  const found = sought.map((word) => Uint8Array.from(run.texts, (each) => (each?.toLowerCase().includes(word) ? 1 : 0)));
+/** Filters that depend only on labels are evaluated once per label, not once per block. */
+function matchingLabels({ run, categories, place, search }: Choice): Uint8Array {
+  const terms = search.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+  const includes = (word: string) => (each: string | null) => (each?.toLowerCase().includes(word) ? 1 : 0);
+  const found = terms.map((word) => Uint8Array.from(run.texts, includes(word)));
   const { labels } = run;
   return Uint8Array.from(labels.category, (category, label) => {
     if (categories.value.size && !categories.value.has(category)) return 0;
     if (place.value && !place.value.labels.has(label)) return 0;
-    const says = (matches: Uint8Array) =>
-      matches[labels.name[label]!] || matches[labels.module[label]!] || matches[labels.operator[label]!] || matches[labels.where[label]!] || matches[labels.phase[label]!];
-    return found.every(says) ? 1 : 0;
+    const isFound = (matches: Uint8Array) => SEARCHED.some((field) => matches[labels[field][label]!]);
+    return found.every(isFound) ? 1 : 0;
   });
 }

@@ -1,21 +1,18 @@
-/** What foretell.report.html writes: its shape, and how it is unpacked. */
+/** The document that foretell.report.html writes: its types and how to decode it. */
 
 export interface Document {
   schema: string;
   version: string;
   view: string;
   estimate: Estimate;
-  library_names: string[];
-  is_context_given: boolean;
-  advice: Advice[];
-  leaks: Leak[];
+  capacity: Capacity;
   attribution: Columns;
 }
 
 export interface Estimate {
   engine: string;
   verdict: "fits" | "oom";
-  gpu: { name: string; total_bytes: number; device_name: string; compute_capability: string };
+  gpu: { name: string; device_name: string; compute_capability: string; total_bytes: number };
   torch: string;
   cuda: string | null;
   peak: Record<
@@ -24,13 +21,25 @@ export interface Estimate {
     number
   >;
   used_by_others_bytes: number;
+  is_context_given: boolean;
+  library_names: string[];
+  num_steps: number;
   peak_step: number | null;
-  steps: { index: number; peak_allocated_bytes: number; peak_reserved_bytes: number }[];
   oom: { step: number; phase: string; requested_bytes: number; message: string; where: string | null } | null;
   ended_early: string[];
   caveats: string[];
   command: string[];
-  seconds: Record<string, number>;
+  advice: Advice[];
+  leaks: Leak[];
+}
+
+/** How much of the card the job can use. */
+export interface Capacity {
+  /** Card memory minus what other processes use. */
+  available_bytes: number;
+  spare_bytes: number;
+  /** What PyTorch can reserve: the available memory minus context and libraries. */
+  reservable_bytes: number;
 }
 
 export interface Advice {
@@ -52,7 +61,7 @@ export interface Leak {
   held_by: string[];
 }
 
-/** Numbers of strings: 0 is none. `begin` holds differences, a `lifetime` of 0 lasts to the end. */
+/** Strings are indices into `strings`; 0 is none. `begin` is delta-encoded; a `lifetime` of 0 means never freed. */
 export interface Columns {
   num_events: number;
   peak_event: number;
@@ -64,11 +73,14 @@ export interface Columns {
   spans: Record<"begin" | "step" | "phase", number[]>;
   reserved: Record<"event" | "bytes", number[]>;
   blocks: Record<"begin" | "lifetime" | "bytes" | "rounding" | "step" | "label", number[]>;
-  segments: Record<"address" | "bytes" | "is_small" | "num_parts" | "part_offset" | "part_bytes" | "part_block", number[]>;
+  segments: Record<
+    "address" | "bytes" | "is_small" | "num_parts" | "part_offset" | "part_bytes" | "part_block",
+    number[]
+  >;
 }
 
 export async function decode(base64: string): Promise<Document> {
-  if (!base64.trim()) throw new Error("it holds no data");
+  if (!base64.trim()) throw new Error("it contains no data");
   if (typeof DecompressionStream === "undefined") throw new Error("it needs a browser from 2023 or later");
   const packed = Uint8Array.from(atob(base64.trim()), (letter) => letter.charCodeAt(0));
   const text = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));

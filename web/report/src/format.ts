@@ -1,4 +1,4 @@
-/** Numbers and places as people read them; sizes are written as `foretell.units.format_bytes` writes them. */
+/** Numbers, names and paths for display. Sizes match `foretell.units.format_bytes`. */
 const KIB = 1024, MIB = KIB * 1024, GIB = MIB * 1024;
 
 export function bytes(count: number): string {
@@ -15,8 +15,11 @@ export const exactBytes = (count: number): string => `${bytes(count)} (${number(
 export const share = (part: number, whole: number): string =>
   whole > 0 ? `${((100 * part) / whole).toFixed(part * 10 < whole ? 1 : 0)}\u00a0%` : "";
 export const counted = (count: number, noun: string): string => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
-export const words = (name: string): string =>
-  ({ optimizer_state: "optimizer state", optimizer: "optimizer step", other: "outside of a step" })[name] ?? name;
+const DISPLAY_NAMES: Record<string, string> = {
+  optimizer_state: "optimizer state", optimizer: "optimizer step", other: "outside any step",
+  others: "other processes",
+};
+export const words = (name: string): string => DISPLAY_NAMES[name] ?? name;
 
-/** The last two names of a path: enough to know the file, and it fits. The whole is in the tooltip. */
+/** The last two components of a path: short, yet enough to recognise the file. Tooltips show the full path. */
 export const shortPath = (path: string): string => path.split("/").slice(-2).join("/");

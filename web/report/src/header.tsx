@@ -1,12 +1,12 @@
-/** The answer: does it fit, how much it needs, of which card, and how that was found. */
+/** The answer: whether the job fits, how much it needs on which card, and how that was estimated. */
 import type { Document } from "./document";
 import { bytes, exactBytes, share, shortPath, words } from "./format";
 import { switchTheme, theme } from "./theme";
 
-export function Header({ document, limit }: { document: Document; limit: number }) {
-  const { estimate } = document;
+export function Header({ document }: { document: Document }) {
+  const { estimate, capacity } = document;
   const { gpu, peak, oom } = estimate;
-  const spare = gpu.total_bytes - peak.device_bytes - estimate.used_by_others_bytes;
+  const engine = estimate.engine === "cpu" ? "the CPU engine" : "the virtual GPU";
   return (
     <header>
       <div class="top">
@@ -14,18 +14,24 @@ export function Header({ document, limit }: { document: Document; limit: number 
         <h1>
           {gpu.device_name}{" "}
           <span class="soft">
-            {oom ? `runs out in step ${oom.step}, ${words(oom.phase)}` : `needs ${bytes(peak.device_bytes)} of ${bytes(gpu.total_bytes)}, ${bytes(spare)} to spare`}
+            {oom
+              ? `runs out of memory in step ${oom.step}, ${words(oom.phase)}`
+              : `needs ${bytes(peak.device_bytes)} of ${bytes(capacity.available_bytes)}, ` +
+                `${bytes(capacity.spare_bytes)} to spare`}
           </span>
         </h1>
-        <button type="button" id="theme" class="quiet" onClick={switchTheme} aria-label={`Switch to ${theme.value === "dark" ? "light" : "dark"} colours`}>
+        <button
+          type="button" id="theme" class="quiet" onClick={switchTheme}
+          aria-label={`Switch to the ${theme.value === "dark" ? "light" : "dark"} theme`}
+        >
           {theme.value === "dark" ? "☀ Light" : "☾ Dark"}
         </button>
       </div>
       {oom && (
         <div class="ran-out">
           <p>
-            {oom.where && <>At <code title={oom.where}>{shortPath(oom.where)}</code>: </>}
-            it asked for {bytes(oom.requested_bytes)} more.
+            Tried to allocate {bytes(oom.requested_bytes)}
+            {oom.where && <> at <code title={oom.where}>{shortPath(oom.where)}</code></>}.
           </p>
           <pre>{oom.message}</pre>
         </div>
@@ -33,33 +39,57 @@ export function Header({ document, limit }: { document: Document; limit: number 
       <CardBar document={document} />
       <dl class="figures">
         <Figure name="Peak allocated" value={peak.allocated_bytes} note="live tensors" />
-        <Figure name="Peak reserved" value={peak.reserved_bytes} note="all PyTorch holds" />
+        <Figure name="Peak reserved" value={peak.reserved_bytes} note="held by PyTorch's allocator" />
         <Figure
-          name="On the device" value={peak.device_bytes}
-          note={`${bytes(peak.device_low_bytes)} to ${bytes(peak.device_high_bytes)}: 95 of 100 runs`}
+          name="Device memory" value={peak.device_bytes}
+          note={`${bytes(peak.device_low_bytes)} to ${bytes(peak.device_high_bytes)} in 95\u00a0% of runs`}
         />
-        {oom
-          ? <Figure name="PyTorch may hold" value={limit} note="the card without context, libraries, others" />
-          : <Figure name="Ask a scheduler for" value={peak.request_bytes} note="99 of 100 runs need less" />}
+        {oom ? (
+          <Figure
+            name="Limit for PyTorch" value={capacity.reservable_bytes}
+            note="card minus context, libraries and other processes"
+          />
+        ) : (
+          <Figure name="Scheduler request" value={peak.request_bytes} note={"enough for 99\u00a0% of runs"} />
+        )}
       </dl>
       {estimate.caveats.length > 0 && (
-        <ul class="caveats" aria-label="To keep in mind">{estimate.caveats.map((caveat) => <li>{caveat}</li>)}</ul>
+        <ul class="caveats" aria-label="Caveats">{estimate.caveats.map((caveat) => <li>{caveat}</li>)}</ul>
       )}
       <details class="about">
         <summary>
-          How this was found: {estimate.engine === "cpu" ? "the CPU engine" : "the virtual GPU"}, torch {estimate.torch}
+          About this estimate: {engine}, torch {estimate.torch}
           {estimate.cuda && `, CUDA ${estimate.cuda}`}, foretell {document.version}
         </summary>
         <dl>
-          <dt>Command</dt><dd><code>{estimate.command.join(" ") || "a function"}</code></dd>
-          <dt>Card</dt><dd>{gpu.device_name} ({gpu.name}), compute capability {gpu.compute_capability}, {exactBytes(gpu.total_bytes)}</dd>
+          <dt>Command</dt>
+          <dd><code>{estimate.command.join(" ") || "a Python function"}</code></dd>
+          <dt>GPU</dt>
+          <dd>
+            {gpu.device_name} ({gpu.name}), compute capability {gpu.compute_capability}, {exactBytes(gpu.total_bytes)}
+          </dd>
           <dt>Versions</dt>
-          <dd>foretell {document.version}, torch {estimate.torch}, {estimate.cuda ? `CUDA ${estimate.cuda}` : "no CUDA"}; {estimate.engine === "cpu" ? "the CPU engine" : "the virtual GPU"}</dd>
+          <dd>
+            foretell {document.version}, torch {estimate.torch},{" "}
+            {estimate.cuda ? `CUDA ${estimate.cuda}` : "no CUDA"}; {engine}
+          </dd>
           <dt>Context</dt>
-          <dd>{bytes(peak.context_bytes)}, {document.is_context_given ? "as given with --context" : "a guess; --context says what yours takes"}</dd>
-          {document.library_names.length > 0 && <><dt>Libraries</dt><dd>{document.library_names.join(", ")}: {bytes(peak.library_bytes)}</dd></>}
-          <dt>Steps</dt><dd>{estimate.steps.length} seen{estimate.peak_step !== null && `; reserved was highest first in step ${estimate.peak_step}`}</dd>
-          {estimate.ended_early.map((what) => <><dt>Ended early</dt><dd>{what}</dd></>)}
+          <dd>
+            {bytes(peak.context_bytes)},{" "}
+            {estimate.is_context_given ? "set with --context" : "estimated; set the real value with --context"}
+          </dd>
+          {estimate.library_names.length > 0 && (
+            <>
+              <dt>Libraries</dt>
+              <dd>{estimate.library_names.join(", ")}: {bytes(peak.library_bytes)}</dd>
+            </>
+          )}
+          <dt>Steps</dt>
+          <dd>
+            {estimate.num_steps} recorded
+            {estimate.peak_step !== null && `; peak reserved first reached in step ${estimate.peak_step}`}
+          </dd>
+          {estimate.ended_early.map((what) => <><dt>Stopped early</dt><dd>{what}</dd></>)}
         </dl>
       </details>
     </header>
@@ -76,7 +106,7 @@ function Figure({ name, value, note }: { name: string; value: number; note: stri
   );
 }
 
-/** The card from left to right: each part, and what is free. */
+/** The memory of the card from left to right: each part, then what is free. */
 function CardBar({ document }: { document: Document }) {
   const { gpu, peak, used_by_others_bytes } = document.estimate;
   const parts = [
@@ -91,11 +121,21 @@ function CardBar({ document }: { document: Document }) {
   const legend = [...parts, ...(whole > used ? [{ name: "free", size: whole - used }] : [])];
   return (
     <figure class="card-bar">
-      <div role="img" aria-label={legend.map((part) => `${part.name} ${bytes(part.size)}`).join(", ")}>
-        {legend.map((part) => <span class={`part-${part.name}`} style={{ width: `${(100 * part.size) / whole}%` }} title={`${part.name}: ${exactBytes(part.size)}`} />)}
+      <div role="img" aria-label={legend.map((part) => `${words(part.name)} ${bytes(part.size)}`).join(", ")}>
+        {legend.map((part) => (
+          <span
+            class={`part-${part.name}`} style={{ width: `${(100 * part.size) / whole}%` }}
+            title={`${words(part.name)}: ${exactBytes(part.size)}`}
+          />
+        ))}
       </div>
       <figcaption>
-        {legend.map((part) => <span><i class={`part-${part.name}`} /> {part.name} {bytes(part.size)} <span class="soft">{share(part.size, whole)}</span></span>)}
+        {legend.map((part) => (
+          <span>
+            <i class={`part-${part.name}`} /> {words(part.name)} {bytes(part.size)}{" "}
+            <span class="soft">{share(part.size, whole)}</span>
+          </span>
+        ))}
       </figcaption>
     </figure>
   );

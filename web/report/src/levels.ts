@@ -1,4 +1,4 @@
-/** How much each category held after each event, without keeping it for each event. */
+/** Bytes per category after any event, computed from checkpoints instead of stored per event. */
 
 interface Blocks {
   readonly numEvents: number;
@@ -12,17 +12,17 @@ const CHECKPOINT = 1024; // events between two stored levels
 
 /** A range of events in as many buckets as a chart has pixels. */
 export interface Buckets {
-  /** Of each bucket the event with the most allocated, so that no peak is lost to the resolution. */
+  /** The event with the most allocated memory in each bucket, so that no peak is lost. */
   events: Float64Array;
   /** The first event of each bucket, and one more for the end of the last. */
   edges: Float64Array;
-  /** By category: what it held after that event. */
+  /** Bytes per category after that event. */
   levels: Float64Array[];
 }
 
 export class Levels {
   private readonly numEvents: number;
-  /** Which of the changes belong to an event: those from its own offset to the next one's. */
+  /** The changes of an event are those from its offset to the next event's. */
   private readonly offsets: Uint32Array;
   private readonly deltas: Float64Array;
   private readonly categories: Uint8Array;
@@ -40,7 +40,7 @@ export class Levels {
     this.deltas = new Float64Array(offsets.at(-1)!);
     this.categories = new Uint8Array(offsets.at(-1)!);
     const put = (event: number, delta: number, category: number) => {
-      const place = offsets[event + 1]!++; // a counting sort: afterwards each offset has moved to where it belongs
+      const place = offsets[event + 1]!++; // a counting sort, which also moves each offset to its final place
       this.deltas[place] = delta;
       this.categories[place] = category;
     };
@@ -50,10 +50,10 @@ export class Levels {
       if (end[i]! < numEvents) put(end[i]!, -bytes[i]!, category);
     }
     this.offsets = offsets;
-    this.checkpoints = this.walkOnce();
+    this.checkpoints = this.makeCheckpoints();
   }
 
-  /** By category, after this event. */
+  /** Bytes per category after this event. */
   at(event: number): Float64Array {
     const checkpoint = Math.floor(event / CHECKPOINT);
     const level = this.checkpoints.slice(checkpoint * this.numCategories, (checkpoint + 1) * this.numCategories);
@@ -85,12 +85,13 @@ export class Levels {
     return { events, edges, levels };
   }
 
-  private walkOnce(): Float64Array {
+  private makeCheckpoints(): Float64Array {
     const checkpoints = new Float64Array((Math.floor(this.numEvents / CHECKPOINT) + 1) * this.numCategories);
     const level = new Float64Array(this.numCategories);
     for (let event = 0; event < this.numEvents; event++) {
       if (event % CHECKPOINT === 0) checkpoints.set(level, (event / CHECKPOINT) * this.numCategories);
-      for (let i = this.offsets[event]!; i < this.offsets[event + 1]!; i++) level[this.categories[i]!]! += this.deltas[i]!;
+      for (let i = this.offsets[event]!; i < this.offsets[event + 1]!; i++)
+        level[this.categories[i]!]! += this.deltas[i]!;
     }
     return checkpoints;
   }

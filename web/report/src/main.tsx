@@ -1,4 +1,4 @@
-/** Reads the document that Python put into the page and shows it with the view it names. */
+/** Decodes the document that Python embedded in the page and shows it with the view it names. */
 import { render, type ComponentChild } from "preact";
 import "./style.css";
 import { decode, type Document } from "./document";
@@ -16,15 +16,16 @@ async function start(): Promise<void> {
   try {
     const packed = window.document.getElementById("data")!;
     const document = await decode(packed.textContent ?? "");
-    packed.remove(); // megabytes of text that nobody needs again
+    packed.remove(); // frees megabytes of text
     const view = VIEWS[document.view];
-    if (!view) throw new Error(`this page has no view named ${document.view}`);
+    if (!view) throw new Error(`unknown view: ${document.view}`);
     render(view(document), place);
   } catch (error) {
-    const says = error instanceof Error ? error.message : String(error);
-    render(<p class="failure" role="alert">This report could not be shown: {says}</p>, place);
+    const message = error instanceof Error ? error.message : String(error);
+    render(<p class="failure" role="alert">Cannot show this report: {message}</p>, place);
     throw error;
   }
+  // Everything is drawn in layout effects and microtasks, so it is complete before the next frame begins.
   requestAnimationFrame(() => {
     performance.mark("ready");
     window.document.documentElement.dataset.ready = "yes";

@@ -1,4 +1,4 @@
-/** The whole page, from the answer at the top to the single block at the bottom. */
+/** The whole page, from the verdict at the top to single blocks at the bottom. */
 import { useMemo } from "preact/hooks";
 import { Blocks } from "./blocks";
 import type { Document } from "./document";
@@ -13,39 +13,37 @@ import { Timeline } from "./timeline";
 
 export function Report({ document }: { document: Document }) {
   const choice = useMemo(() => new Choice(new Run(document.attribution)), [document]);
-  const { estimate } = document;
-  const { peak } = estimate;
-  const limit = estimate.gpu.total_bytes - peak.context_bytes - peak.library_bytes - estimate.used_by_others_bytes;
   return (
     <>
       <a class="skip" href="#timeline">Skip to the timeline</a>
-      <Header document={document} limit={limit} />
+      <Header document={document} />
       <main>
         <Findings document={document} choice={choice} />
-        <Timeline choice={choice} limit={limit} />
+        <Timeline choice={choice} limit={document.capacity.reservable_bytes} />
         <Moment choice={choice} />
         <Holders choice={choice} />
         <Segments choice={choice} columns={document.attribution} />
         <Blocks choice={choice} />
       </main>
       <footer>
-        foretell {document.version}. Event numbers count the allocations and frees of one device. Sizes are binary: 1 GiB is
-        1,073,741,824 bytes.
+        foretell {document.version}. Event numbers count the allocations and frees on one device. Sizes are binary:
+        1 GiB = 1,073,741,824 bytes.
       </footer>
     </>
   );
 }
 
-/** Stays in view below the timeline: at which moment the parts that follow look. */
+/** The selected moment; stays visible while the sections that depend on it are scrolled. */
 function Moment({ choice }: { choice: Choice }) {
   const { run } = choice;
   const event = choice.moment.value, span = run.spanAt(event);
   return (
     <div class="moment" role="status" aria-live="polite">
       <span>
-        <strong>{choice.isAtPeak ? "At the peak" : "At the chosen moment"}</strong>: event {number(event)}
-        {span && `, step ${span.step}, ${words(span.phase)}`}: <strong data-testid="moment-allocated">{bytes(choice.allocated.value)}</strong>{" "}
-        allocated, {bytes(run.reservedAt(event))} reserved
+        <strong>{choice.isAtPeak ? "At the peak" : "At the selected moment"}</strong>: event {number(event)}
+        {span && `, step ${span.step}, ${words(span.phase)}`}:{" "}
+        <strong data-testid="moment-allocated">{bytes(choice.allocated.value)}</strong> allocated,{" "}
+        {bytes(run.reservedAt(event))} reserved
       </span>
       <button type="button" id="to-peak" disabled={choice.isAtPeak} onClick={() => choice.chooseMoment(run.peakEvent)}>
         Back to the peak

@@ -1,17 +1,19 @@
-/** One run's blocks as typed arrays, and the questions the views ask of them. */
+/** The blocks of a run as typed arrays, and the queries of the views. */
 import type { Columns } from "./document";
 import { Levels } from "./levels";
 
-const LOWEST_FIRST = ["parameter", "buffer", "optimizer_state", "gradient", "input", "workspace", "activation", "temporary"];
+const LOWEST_FIRST = [
+  "parameter", "buffer", "optimizer_state", "gradient", "input", "workspace", "activation", "temporary",
+];
 
 export class Run {
   readonly numEvents: number;
   readonly peakEvent: number;
   readonly categories: readonly string[];
-  /** From the bottom of the stack to its top: what stays longest is lowest. */
+  /** From the bottom of the stack to the top: what lives longest is at the bottom. */
   readonly stacking: readonly number[];
   readonly begin: Float64Array;
-  /** `Infinity`: held to the end. */
+  /** `Infinity`: never freed. */
   readonly end: Float64Array;
   readonly bytes: Float64Array;
   readonly rounding: Float64Array;
@@ -35,7 +37,7 @@ export class Run {
     this.strings = columns.strings;
     this.labels = labels;
     this.spans = columns.spans;
-    // Constructors and plain loops: `from` with a function takes several times as long, and pages open with this.
+    // Constructors and plain loops: `from` with a callback takes several times as long, and this delays opening.
     this.begin = new Float64Array(blocks.begin);
     this.end = new Float64Array(blocks.lifetime);
     for (let i = 0; i < this.begin.length; i++) {
@@ -65,7 +67,7 @@ export class Run {
     return this.strings;
   }
 
-  said(block: number, field: keyof Columns["labels"]): string | null {
+  labelOf(block: number, field: keyof Columns["labels"]): string | null {
     const value = this.labels[field][this.label[block]!]!;
     return field === "category" ? this.categories[value]! : this.text(value);
   }
@@ -83,11 +85,12 @@ export class Run {
     return after ? this.reservedBytes[after - 1]! : 0;
   }
 
-  /** Where reserved changes within the events `from..to`, and the most it is there. */
+  /** The most reserved bytes within the events `from..to`. */
   highestReserved(from: number, to: number): number {
+    const { reservedEvents, reservedBytes } = this;
     let highest = this.reservedAt(from);
-    for (let i = firstAbove(this.reservedEvents, from); i < this.reservedEvents.length && this.reservedEvents[i]! <= to; i++)
-      highest = Math.max(highest, this.reservedBytes[i]!);
+    for (let i = firstAbove(reservedEvents, from); i < reservedEvents.length && reservedEvents[i]! <= to; i++)
+      highest = Math.max(highest, reservedBytes[i]!);
     return highest;
   }
 
@@ -101,7 +104,7 @@ export class Run {
 export interface Step {
   step: number;
   begin: number;
-  /** The first event that is no longer its own. */
+  /** The first event after the step. */
   end: number;
 }
 
@@ -127,7 +130,7 @@ export interface Segment {
 export interface Part {
   offset: number;
   bytes: number;
-  /** None: free. */
+  /** null: free. */
   block: number | null;
 }
 
@@ -137,15 +140,15 @@ function segmentsOf(columns: Columns["segments"]): Segment[] {
     const parts: Part[] = [];
     let usedBytes = 0;
     for (const end = next + columns.num_parts[i]!; next < end; next++) {
-      const block = columns.part_block[next]! - 1;
-      parts.push({ offset: columns.part_offset[next]!, bytes: columns.part_bytes[next]!, block: block < 0 ? null : block });
-      if (block >= 0) usedBytes += columns.part_bytes[next]!;
+      const block = columns.part_block[next]! - 1, size = columns.part_bytes[next]!;
+      parts.push({ offset: columns.part_offset[next]!, bytes: size, block: block < 0 ? null : block });
+      if (block >= 0) usedBytes += size;
     }
     return { address: columns.address[i]!, bytes: size, isSmall: columns.is_small[i] === 1, usedBytes, parts };
   });
 }
 
-/** How many of the ascending numbers are not above the limit. */
+/** How many of the ascending numbers do not exceed the limit. */
 export function firstAbove(ascending: ArrayLike<number>, limit: number): number {
   let low = 0, high = ascending.length;
   while (low < high) {

@@ -1,15 +1,19 @@
-/** What the allocator got from CUDA, at the peak: which parts are used, by what, and which are holes. */
+/** The allocator's segments at the peak: which parts are in use, by what, and which are free. */
 import { useSignal } from "@preact/signals";
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { showInTable } from "./blocks";
+import { CategoryName } from "./category";
 import type { Columns } from "./document";
-import { bytes, counted, exactBytes, number, share, shortPath, words } from "./format";
+import { bytes, counted, exactBytes, number, share, shortPath } from "./format";
 import type { Part, Run, Segment } from "./run";
 import type { Choice } from "./state";
 import { colour, theme } from "./theme";
+import { useWidth } from "./width";
 
 const ROW = 18, GAP = 4; // pixels
 const SCALES = [4, 8, 16, 32, 64]; // rows for everything
+
+const CACHED = "Cached, unused";
 
 interface Group {
   name: string;
@@ -17,7 +21,7 @@ interface Group {
   segments: Segment[];
 }
 
-/** A part of a segment, as far as it is in one row. */
+/** The part of a segment that lies in one row. */
 interface Piece {
   segment: Segment;
   part: Part | null;
@@ -29,37 +33,75 @@ interface Piece {
 export function Segments({ choice, columns }: { choice: Choice; columns: Columns }) {
   const { run } = choice;
   const groups = useMemo(() => groupsOf(run.segments), [run]);
-  const total = run.segments.reduce((sum, each) => sum + each.bytes, 0);
+  const total = bytesOf(run.segments);
   const scale = useSignal(1);
   if (!run.segments.length) return null;
-  const cached = groups.find((each) => each.name === "Cached whole")?.segments.reduce((sum, each) => sum + each.bytes, 0) ?? 0;
+  const cached = bytesOf(groups.find((each) => each.name === CACHED)?.segments ?? []);
   return (
     <section id="segments" aria-labelledby="segments-title">
       <div class="section-head">
-        <h2 id="segments-title">How the allocator holds it <span class="soft">at the peak</span></h2>
-        <div class="tools" role="group" aria-label="Size of the segments">
-          <button type="button" aria-label="Smaller segments" disabled={scale.value === 0} onClick={() => scale.value--}>−</button>
-          <button type="button" aria-label="Larger segments" disabled={scale.value === SCALES.length - 1} onClick={() => scale.value++}>+</button>
+        <h2 id="segments-title">Allocator segments <span class="soft">at the peak</span></h2>
+        <div class="tools" role="group" aria-label="Scale of the segments">
+          <button
+            type="button" aria-label="Smaller segments" disabled={scale.value === 0} onClick={() => scale.value--}
+          >
+            −
+          </button>
+          <button
+            type="button" aria-label="Larger segments" disabled={scale.value === SCALES.length - 1}
+            onClick={() => scale.value++}
+          >
+            +
+          </button>
         </div>
       </div>
       <p>
-        {counted(run.segments.length, "segment")}, {bytes(total)}: {bytes(total - columns.fragmentation_bytes - cached)} used,{" "}
-        <strong>{bytes(columns.fragmentation_bytes)} ({share(columns.fragmentation_bytes, total)}) in holes</strong> beside used parts,{" "}
-        {bytes(cached)} in whole segments of the cache. {largestHole(run.segments, cached > 0)}
-        {columns.slack_bytes > cached && ` Reserved was ${bytes(columns.slack_bytes - cached)} more at another moment.`}
-        {!choice.isAtPeak && " This part always shows the peak."}
+        {counted(run.segments.length, "segment")}, {bytes(total)}:{" "}
+        {bytes(total - columns.fragmentation_bytes - cached)} in use,{" "}
+        <strong>
+          {bytes(columns.fragmentation_bytes)} ({share(columns.fragmentation_bytes, total)}) lost to fragmentation
+        </strong>,{" "}
+        {bytes(cached)} cached in unused segments. {largestGap(run.segments, cached > 0)}
+        {columns.slack_bytes > cached &&
+          ` Reserved memory peaked ${bytes(columns.slack_bytes - cached)} higher at another moment.`}
+        {!choice.isAtPeak && " This section always shows the peak."}
       </p>
-      {groups.map((group) => <Strip key={group.name} run={run} group={group} bytesPerRow={rowBytes(group, total / SCALES[scale.value]!)} choice={choice} />)}
-      <p class="hint">Pointing at a part says what it is, a click finds it in the table below. Hatched parts are free.</p>
+      {groups.map((group) => (
+        <Strip
+          key={group.name} run={run} group={group} choice={choice}
+          bytesPerRow={rowBytes(group, total / SCALES[scale.value]!)}
+        />
+      ))}
+      <p class="hint">
+        Hover over a part to see what it is; click to find it in the table below. Hatched parts are free.
+      </p>
       <details>
-        <summary>The same as a table</summary>
+        <summary>Show as a table</summary>
         <div class="scroll">
           <table>
-            <thead><tr><th>Segments</th><th class="amount">How many</th><th class="amount">Bytes</th><th class="amount">Used</th><th class="amount">Free</th><th class="amount">Largest free part</th></tr></thead>
+            <thead>
+              <tr>
+                <th>Segments</th>
+                <th class="amount">Count</th>
+                <th class="amount">Size</th>
+                <th class="amount">In use</th>
+                <th class="amount">Free</th>
+                <th class="amount">Largest gap</th>
+              </tr>
+            </thead>
             <tbody>
               {groups.map(({ name, segments }) => {
-                const size = segments.reduce((sum, each) => sum + each.bytes, 0), used = segments.reduce((sum, each) => sum + each.usedBytes, 0);
-                return <tr><th scope="row">{name}</th><td class="amount">{number(segments.length)}</td><td class="amount">{bytes(size)}</td><td class="amount">{bytes(used)}</td><td class="amount">{bytes(size - used)}</td><td class="amount">{bytes(largestFree(segments).largest)}</td></tr>;
+                const size = bytesOf(segments), used = segments.reduce((sum, each) => sum + each.usedBytes, 0);
+                return (
+                  <tr>
+                    <th scope="row">{name}</th>
+                    <td class="amount">{number(segments.length)}</td>
+                    <td class="amount">{bytes(size)}</td>
+                    <td class="amount">{bytes(used)}</td>
+                    <td class="amount">{bytes(size - used)}</td>
+                    <td class="amount">{bytes(largestFree(segments).largest)}</td>
+                  </tr>
+                );
               })}
             </tbody>
           </table>
@@ -69,17 +111,27 @@ export function Segments({ choice, columns }: { choice: Choice; columns: Columns
   );
 }
 
-/** All groups have one scale, but for one that would not fill a row of its own. */
+function bytesOf(segments: readonly Segment[]): number {
+  return segments.reduce((sum, each) => sum + each.bytes, 0);
+}
+
+/** Groups share one scale, except a group that would not fill a row. */
 function rowBytes({ segments }: Group, common: number): number {
-  return Math.min(common, segments.reduce((sum, each) => sum + each.bytes, 0));
+  return Math.min(common, bytesOf(segments));
 }
 
 function groupsOf(segments: readonly Segment[]): Group[] {
   const largest = [...segments].sort((a, b) => b.bytes - a.bytes || a.address - b.address);
+  const used = largest.filter((each) => each.usedBytes);
+  const small = used.filter((each) => each.isSmall);
   return [
-    { name: "In use", explanation: "for requests above 1 MiB", segments: largest.filter((each) => each.usedBytes && !each.isSmall) },
-    { name: "In use, small", explanation: "for requests up to 1 MiB", segments: largest.filter((each) => each.usedBytes && each.isSmall) },
-    { name: "Cached whole", explanation: "nothing in them is used; torch.cuda.empty_cache() would give them back", segments: largest.filter((each) => !each.usedBytes) },
+    { name: "In use", explanation: "for requests above 1 MiB", segments: used.filter((each) => !each.isSmall) },
+    { name: "In use, small pool", explanation: "for requests up to 1 MiB", segments: small },
+    {
+      name: CACHED,
+      explanation: "torch.cuda.empty_cache() would release them",
+      segments: largest.filter((each) => !each.usedBytes),
+    },
   ].filter((group) => group.segments.length);
 }
 
@@ -94,31 +146,31 @@ function largestFree(segments: readonly Segment[]): { largest: number; count: nu
   return { largest, count };
 }
 
-function largestHole(segments: readonly Segment[], hasCached: boolean): string {
+function largestGap(segments: readonly Segment[], hasCached: boolean): string {
   const { largest, count } = largestFree(segments.filter((each) => each.usedBytes));
-  const needs = hasCached ? "a segment of the cache or a new one" : "a new segment";
+  const needs = hasCached ? "a cached or a new segment" : "a new segment";
   if (!count) return "";
-  return `${count === 1 ? "The hole is" : `The largest of ${number(count)} holes is`} ${bytes(largest)}: a larger request needs ${needs}.`;
+  const which = count === 1 ? "The only gap is" : `The largest of ${number(count)} gaps is`;
+  return `${which} ${bytes(largest)}; a larger request needs ${needs}.`;
 }
 
-/** Segments one after the other, in rows of equal bytes, as lines of text are. */
+/** Segments laid out like text: one after another, in rows of equal size. */
 function Strip({ run, group, bytesPerRow, choice }: { run: Run; group: Group; bytesPerRow: number; choice: Choice }) {
   const canvas = useRef<HTMLCanvasElement>(null);
-  const width = useSignal(0);
+  const frame = useRef<HTMLDivElement>(null);
+  const width = useWidth(frame);
   const chosen = useSignal<number | null>(null);
-  useEffect(() => {
-    const observer = new ResizeObserver(() => (width.value = canvas.current!.parentElement!.clientWidth));
-    observer.observe(canvas.current!.parentElement!);
-    return () => observer.disconnect();
-  }, []);
   const pieces = useMemo(() => arrange(group.segments, width.value, bytesPerRow), [group, width.value, bytesPerRow]);
   const rows = 1 + (pieces.at(-1)?.y ?? 0);
-  useEffect(() => paint(canvas.current!, pieces, width.value, rows, run, chosen.value), [pieces, theme.value, chosen.value]);
+  useLayoutEffect(
+    () => paint(canvas.current!, pieces, width.value, rows, run, chosen.value),
+    [pieces, theme.value, chosen.value],
+  );
 
   const pieceAt = (event: MouseEvent) => {
     const box = canvas.current!.getBoundingClientRect();
     const x = event.clientX - box.left, row = Math.floor((event.clientY - box.top) / (ROW + GAP));
-    // A seam belongs to the segment before it: on a phone it is as wide as many a segment.
+    // A seam counts as part of the segment before it: on a phone it is as wide as many segments.
     const found = pieces.findIndex((each) => each.y === row && x >= each.x && x < each.x + each.width + 1);
     return found < 0 ? null : found;
   };
@@ -132,24 +184,31 @@ function Strip({ run, group, bytesPerRow, choice }: { run: Run; group: Group; by
   const show = (i: number | null) => {
     const block = i === null ? null : pieces[i]?.part?.block;
     if (block == null) return;
-    // This part shows the peak; at another moment the block may be gone.
+    // This section shows the peak; at the selected moment the block may be gone.
     const isAlive = run.isAlive(block, choice.moment.value);
     showInTable(choice, { words: describe(run, block), labels: new Set([run.label[block]!]) }, isAlive);
   };
   const piece = chosen.value === null ? null : pieces[chosen.value];
-  const size = group.segments.reduce((sum, each) => sum + each.bytes, 0);
+  const count = counted(group.segments.length, "segment"), size = bytes(bytesOf(group.segments));
   return (
     <figure class="strip">
-      <figcaption><strong>{group.name}</strong> <span class="soft">{counted(group.segments.length, "segment")}, {bytes(size)}; {group.explanation}; a row is {bytes(bytesPerRow)}</span></figcaption>
-      <div class="canvas" style={{ height: `${rows * (ROW + GAP)}px` }}>
+      <figcaption>
+        <strong>{group.name}</strong>{" "}
+        <span class="soft">{count}, {size}; {group.explanation}; {bytes(bytesPerRow)} per row</span>
+      </figcaption>
+      <div ref={frame} class="canvas" style={{ height: `${rows * (ROW + GAP)}px` }}>
         <canvas
-          ref={canvas} tabIndex={0} role="img" aria-label={`${group.name}: ${counted(group.segments.length, "segment")}, ${bytes(size)}. Left and right arrow go from part to part, Enter finds it in the table.`}
+          ref={canvas} tabIndex={0} role="img"
+          aria-label={
+            `${group.name}: ${count}, ${size}. ` +
+            "Left and right arrow keys move between parts, Enter finds the block in the table."
+          }
           onMouseMove={(event) => (chosen.value = pieceAt(event))} onMouseLeave={() => (chosen.value = null)}
           onBlur={() => (chosen.value = null)} onKeyDown={onKeyDown} onClick={(event) => show(pieceAt(event))}
         />
         {piece && (
-          <div class="tooltip" role="status" style={{ top: `${(piece.y + 1) * (ROW + GAP)}px`, ...(piece.x > width.value / 2 ? { right: `${Math.max(0, width.value - piece.x - piece.width)}px` } : { left: `${piece.x}px` }) }}>
-            <PieceText run={run} piece={piece} />
+          <div class="tooltip" role="status" style={tooltipPlace(piece, width.value)}>
+            <PieceTooltip run={run} piece={piece} />
           </div>
         )}
       </div>
@@ -157,27 +216,39 @@ function Strip({ run, group, bytesPerRow, choice }: { run: Run; group: Group; by
   );
 }
 
-function PieceText({ run, piece: { segment, part } }: { run: Run; piece: Piece }) {
+/** Below the piece; aligned with its right edge in the right half, so that it stays within the page. */
+function tooltipPlace({ x, y, width }: Piece, whole: number) {
+  const top = `${(y + 1) * (ROW + GAP)}px`;
+  return x > whole / 2 ? { top, right: `${Math.max(0, whole - x - width)}px` } : { top, left: `${x}px` };
+}
+
+function PieceTooltip({ run, piece: { segment, part } }: { run: Run; piece: Piece }) {
   const block = part?.block ?? null;
   return (
     <>
       {block === null ? (
-        <><strong>free: {exactBytes(part?.bytes ?? segment.bytes)}</strong>{segment.usedBytes ? <div>a hole beside used parts</div> : <div>the whole segment is in the cache</div>}</>
+        <>
+          <strong>free: {exactBytes(part?.bytes ?? segment.bytes)}</strong>
+          <div>{segment.usedBytes ? "gap in a segment that is in use" : "the whole segment is cached"}</div>
+        </>
       ) : (
         <>
           <strong>{exactBytes(run.bytes[block]!)}</strong>
-          <div><i style={{ background: `var(--${run.said(block, "category")})` }} />{words(run.said(block, "category")!)}: {describe(run, block)}</div>
-          {run.said(block, "module") && <div>{run.said(block, "module")}</div>}
-          {run.said(block, "where") && <div>{shortPath(run.said(block, "where")!)}</div>}
+          <div><CategoryName name={run.labelOf(block, "category")!} />: {describe(run, block)}</div>
+          {run.labelOf(block, "module") && <div>{run.labelOf(block, "module")}</div>}
+          {run.labelOf(block, "where") && <div>{shortPath(run.labelOf(block, "where")!)}</div>}
         </>
       )}
-      <div class="soft">segment 0x{segment.address.toString(16)}, {bytes(segment.bytes)}, {share(segment.usedBytes, segment.bytes)} used{part && `, at +${number(part.offset)}`}</div>
+      <div class="soft">
+        segment 0x{segment.address.toString(16)}, {bytes(segment.bytes)}, {share(segment.usedBytes, segment.bytes)} used
+        {part && `, offset ${number(part.offset)}`}
+      </div>
     </>
   );
 }
 
 function describe(run: Run, block: number): string {
-  return run.said(block, "name") ?? run.said(block, "operator") ?? "unnamed";
+  return run.labelOf(block, "name") ?? run.labelOf(block, "operator") ?? "unnamed";
 }
 
 function arrange(segments: Segment[], width: number, bytesPerRow: number): Piece[] {
@@ -185,7 +256,7 @@ function arrange(segments: Segment[], width: number, bytesPerRow: number): Piece
   const numRows = Math.ceil(segments.reduce((sum, each) => sum + each.bytes, 0) / bytesPerRow - 1e-6);
   let pixels = width / bytesPerRow;
   let pieces = inRows(segments, width, pixels);
-  // Seams and the least widths take room too: all are drawn that much narrower, but no row is begun for a sliver.
+  // Seams and minimum widths take space too: shrink everything a little rather than start a row for a sliver.
   for (let tries = 0; tries < 6 && pieces.at(-1)!.y >= numRows; tries++) {
     const { x, y, width: last } = pieces.at(-1)!;
     pixels *= (0.995 * numRows) / (y + (x + last) / width);
@@ -202,7 +273,7 @@ function inRows(segments: Segment[], width: number, pixels: number): Piece[] {
     let isFirst = true;
     if (x > width - 3) [x, y] = [0, y + 1];
     for (const part of parts) {
-      let left = Math.max(part.bytes * pixels, isFirst ? 1.5 : 0.25); // the thinnest of segments can still be seen
+      let left = Math.max(part.bytes * pixels, isFirst ? 1.5 : 0.25); // so that even the thinnest segment is visible
       while (left > 0.01) {
         if (x >= width - 0.01) [x, y] = [0, y + 1];
         const here = Math.min(left, width - x);
@@ -217,7 +288,9 @@ function inRows(segments: Segment[], width: number, pixels: number): Piece[] {
   return pieces;
 }
 
-function paint(canvas: HTMLCanvasElement, pieces: Piece[], width: number, rows: number, run: Run, chosen: number | null): void {
+function paint(
+  canvas: HTMLCanvasElement, pieces: Piece[], width: number, rows: number, run: Run, chosen: number | null,
+): void {
   const scale = devicePixelRatio, height = rows * (ROW + GAP);
   canvas.width = Math.max(1, width * scale);
   canvas.height = Math.max(1, height * scale);

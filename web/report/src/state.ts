@@ -1,16 +1,16 @@
-/** What the reader has chosen; every view follows it. */
+/** What the reader has selected; all views follow it. */
 import { computed, signal } from "@preact/signals";
 import type { Run } from "./run";
 
 export class Choice {
-  /** The event whose levels are shown. */
+  /** The selected event. */
   readonly moment;
-  /** First and last event of the timeline's view. */
+  /** First and last event that the timeline shows. */
   readonly range;
   readonly categories = signal<ReadonlySet<number>>(new Set());
   readonly onlyAlive = signal(true);
   readonly search = signal("");
-  /** Blocks below this place of the tree, as the tree names it. */
+  /** Restricts the table to the blocks below a node of the tree. */
   readonly place = signal<Place | null>(null);
   readonly levels;
   readonly allocated;

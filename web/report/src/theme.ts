@@ -1,4 +1,4 @@
-/** Light or dark: the system's, until the reader says otherwise. Canvases read their colours from the style sheet. */
+/** Light or dark: the system setting until the reader switches. Canvases take their colours from the style sheet. */
 import { signal } from "@preact/signals";
 
 type Theme = "light" | "dark";
@@ -6,9 +6,9 @@ const system = matchMedia("(prefers-color-scheme: dark)");
 export const theme = signal<Theme>("light");
 
 export function startTheme(): void {
-  show(remembered() ?? (system.matches ? "dark" : "light"));
-  system.addEventListener("change", () => remembered() ?? show(system.matches ? "dark" : "light"));
-  // Paper is white; canvases must know before they are printed.
+  show(storedTheme() ?? (system.matches ? "dark" : "light"));
+  system.addEventListener("change", () => storedTheme() ?? show(system.matches ? "dark" : "light"));
+  // Paper is white, so canvases are redrawn in light colours before printing.
   let before = theme.value;
   matchMedia("print").addEventListener("change", ({ matches }) => {
     if (matches) before = theme.value;
@@ -21,31 +21,31 @@ export function switchTheme(): void {
   try {
     localStorage.setItem("foretell-theme", theme.value);
   } catch {
-    // A page opened from a file may have no storage.
+    // A page opened from a file may not have storage.
   }
 }
 
-/** Kept until the theme changes: a chart asks hundreds of times for each drawing. */
-const known = new Map<string, string>();
+/** Cached until the theme changes: a chart asks hundreds of times per drawing. */
+const cache = new Map<string, string>();
 export function colour(name: string): string {
-  let value = known.get(name);
+  let value = cache.get(name);
   if (value === undefined) {
     value = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-    known.set(name, value);
+    cache.set(name, value);
   }
   return value;
 }
 
 function show(chosen: Theme): void {
   document.documentElement.dataset.theme = chosen;
-  known.clear();
+  cache.clear();
   theme.value = chosen;
 }
 
-function remembered(): Theme | null {
+function storedTheme(): Theme | null {
   try {
-    const said = localStorage.getItem("foretell-theme");
-    return said === "dark" || said === "light" ? said : null;
+    const stored = localStorage.getItem("foretell-theme");
+    return stored === "dark" || stored === "light" ? stored : null;
   } catch {
     return null;
   }

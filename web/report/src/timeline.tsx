@@ -1,15 +1,16 @@
-/** Allocated bytes by category over the events, stacked; reserved and the card's limit as lines. */
+/** Allocated bytes by category over events, stacked; reserved memory and the limit as lines. */
 import { effect, useSignal, type Signal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
+import { CategoryName } from "./category";
 import { bytes, exactBytes, number, share, words } from "./format";
 import { firstAbove } from "./run";
 import type { Buckets } from "./levels";
 import type { Choice } from "./state";
 import { colour, theme } from "./theme";
 
-const BAND = 14; // pixels of each of the two rows above the plot: steps, phases
+const BAND = 14; // height in pixels of each of the two rows above the plot: steps, phases
 const TOOLTIP = 232; // pixels wide
 const BINARY_INCREMENTS = Array.from({ length: 45 }, (_, power) => 2 ** power);
 
@@ -18,14 +19,14 @@ interface Hover {
   numEvents: number;
   left: number;
   top: number;
-  /** Of the chart. */
+  /** Width of the chart. */
   width: number;
 }
 
 export function Timeline({ choice, limit }: { choice: Choice; limit: number }) {
   const place = useRef<HTMLDivElement>(null);
   const hover = useSignal<Hover | null>(null);
-  useEffect(() => draw(place.current!, choice, limit, hover), [choice]);
+  useLayoutEffect(() => draw(place.current!, choice, limit, hover), [choice]);
   const { run } = choice;
   const [from, to] = choice.range.value;
   const isWhole = from === 0 && to === run.numEvents - 1;
@@ -33,19 +34,29 @@ export function Timeline({ choice, limit }: { choice: Choice; limit: number }) {
   return (
     <section id="timeline" aria-labelledby="timeline-title">
       <div class="section-head">
-        <h2 id="timeline-title">When</h2>
-        <div class="tools" role="toolbar" aria-label="Part of the run that is shown">
+        <h2 id="timeline-title">Memory over time</h2>
+        <div class="tools" role="toolbar" aria-label="Visible part of the run">
           <StepChoice choice={choice} />
           <button type="button" aria-label="Earlier" onClick={() => choice.pan(-0.5)} disabled={from === 0}>◀</button>
-          <button type="button" aria-label="Later" onClick={() => choice.pan(0.5)} disabled={to === run.numEvents - 1}>▶</button>
-          <button type="button" aria-label="Zoom out" onClick={() => choice.zoom(0.5, middle)} disabled={isWhole}>−</button>
+          <button
+            type="button" aria-label="Later" onClick={() => choice.pan(0.5)} disabled={to === run.numEvents - 1}
+          >
+            ▶
+          </button>
+          <button type="button" aria-label="Zoom out" onClick={() => choice.zoom(0.5, middle)} disabled={isWhole}>
+            −
+          </button>
           <button type="button" aria-label="Zoom in" onClick={() => choice.zoom(2, middle)}>+</button>
           <button type="button" id="reset" onClick={() => choice.showAll()} disabled={isWhole}>Reset</button>
         </div>
       </div>
       <div
-        ref={place} class="chart" tabIndex={0} role="application" aria-roledescription="timeline" data-from={from} data-to={to}
-        aria-label={`Allocated memory by category, events ${from} to ${to}. Arrow keys move the moment, plus and minus zoom, zero shows the whole run, p goes to the peak. The bytes of the moment are in the table below.`}
+        ref={place} class="chart" tabIndex={0} role="application" aria-roledescription="timeline"
+        data-from={from} data-to={to}
+        aria-label={
+          `Allocated memory by category, events ${from} to ${to}. Arrow keys move the selected moment, plus and ` +
+          "minus zoom, 0 shows the whole run, P jumps to the peak. The table below lists the bytes at that moment."
+        }
         onKeyDown={(event) => onKey(event, choice, middle)}
       >
         <Tooltip choice={choice} hovered={hover} />
@@ -53,8 +64,9 @@ export function Timeline({ choice, limit }: { choice: Choice; limit: number }) {
       <Legend choice={choice} limit={limit} />
       <Phases choice={choice} />
       <p class="hint">
-        Click chooses the moment the parts below show. Wheel zooms, dragging zooms to what is marked, a double click shows the
-        whole run; with the keyboard: arrows, + − 0 P. Where a pixel has several events, it shows the one with the most allocated.
+        Click to select the moment that the sections below show. Scroll to zoom, drag to zoom into a range, double-click
+        to show the whole run. Keyboard: arrows, + − 0 P. A pixel that covers several events shows the one with the most
+        allocated memory.
       </p>
     </section>
   );
@@ -64,9 +76,10 @@ function StepChoice({ choice }: { choice: Choice }) {
   const { steps, numEvents } = choice.run;
   const [from, to] = choice.range.value;
   const isWhole = from === 0 && to === numEvents - 1;
+  const shown = steps.findIndex((each) => each.begin === from && each.end - 1 === to);
   return (
     <select
-      aria-label="Show a step" value={isWhole ? "all" : String(steps.findIndex((each) => each.begin === from && each.end - 1 === to))}
+      aria-label="Show a step" value={isWhole ? "all" : String(shown)}
       onChange={(event) => {
         const step = steps[Number(event.currentTarget.value)];
         if (step) choice.show(step.begin, step.end - 1);
@@ -74,7 +87,7 @@ function StepChoice({ choice }: { choice: Choice }) {
       }}
     >
       <option value="all">Whole run</option>
-      <option value="-1" hidden>A part</option>
+      <option value="-1" hidden>Custom range</option>
       {steps.map((each, i) => <option value={i}>Step {each.step}</option>)}
     </select>
   );
@@ -112,29 +125,37 @@ function Legend({ choice, limit }: { choice: Choice; limit: number }) {
   const { run } = choice, levels = choice.levels.value, total = choice.allocated.value;
   return (
     <table class="legend">
-      <caption class="visually-hidden">Bytes by category at the chosen moment</caption>
+      <caption class="visually-hidden">Bytes by category at the selected moment</caption>
       <tbody>
         {[...run.stacking].reverse().map((i) => (
           <tr class={levels[i] ? "" : "none"}>
-            <th scope="row"><i style={{ background: `var(--${run.categories[i]})` }} />{words(run.categories[i]!)}</th>
+            <th scope="row"><CategoryName name={run.categories[i]!} /></th>
             <td data-category={run.categories[i]} title={exactBytes(levels[i]!)}>{bytes(levels[i]!)}</td>
             <td class="soft">{share(levels[i]!, total)}</td>
           </tr>
         ))}
-        <tr><th scope="row"><i class="line reserved" />reserved</th><td>{bytes(run.reservedAt(choice.moment.value))}</td><td /></tr>
-        <tr><th scope="row"><i class="line limit" />limit</th><td title="The card without context, libraries and what others use">{bytes(limit)}</td><td /></tr>
+        <tr>
+          <th scope="row"><i class="line reserved" />reserved</th>
+          <td>{bytes(run.reservedAt(choice.moment.value))}</td>
+          <td />
+        </tr>
+        <tr>
+          <th scope="row"><i class="line limit" />limit</th>
+          <td title="Card memory minus context, libraries and other processes">{bytes(limit)}</td>
+          <td />
+        </tr>
       </tbody>
     </table>
   );
 }
 
-/** The colours above the plot: most are too narrow for a name. */
+/** A legend for the phases, as most bands are too narrow for a name. */
 function Phases({ choice: { run } }: { choice: Choice }) {
   const phases = [...new Set(run.spans.phase)].map((each) => run.text(each)!).filter((each) => each !== "other");
   if (!phases.length) return null;
   return (
     <p class="phases">
-      <span class="soft">Phases, above the plot:</span>
+      <span class="soft">Phases (band above the plot):</span>
       {phases.map((phase) => <span><i style={{ background: `var(--phase-${phase})` }} />{words(phase)}</span>)}
     </p>
   );
@@ -145,17 +166,23 @@ function Tooltip({ choice, hovered }: { choice: Choice; hovered: Signal<Hover | 
   if (!hover) return null;
   const { run } = choice, levels = run.levels.at(hover.event), span = run.spanAt(hover.event);
   const shown = [...run.stacking].reverse().filter((i) => levels[i]! > 0);
-  // On the side that has room; a phone has none on either.
+  // On the side with more space; a phone has too little on either.
   const left = hover.left > hover.width / 2 ? Math.max(0, hover.left - 12 - TOOLTIP) : hover.left + 12;
   return (
-    <div class="tooltip" role="tooltip" data-event={hover.event} style={{ top: `${hover.top}px`, left: `${left}px`, width: `${TOOLTIP}px` }}>
+    <div
+      class="tooltip" role="tooltip" data-event={hover.event}
+      style={{ top: `${hover.top}px`, left: `${left}px`, width: `${TOOLTIP}px` }}
+    >
       <strong>event {number(hover.event)}</strong>
       {span && <div>step {span.step}, {words(span.phase)}</div>}
-      {hover.numEvents > 1 && <div class="soft">the highest of {number(hover.numEvents)} here</div>}
+      {hover.numEvents > 1 && <div class="soft">highest of {number(hover.numEvents)} events here</div>}
       <table>
         <tbody>
           {shown.map((i) => (
-            <tr><th><i style={{ background: `var(--${run.categories[i]})` }} />{words(run.categories[i]!)}</th><td data-category={run.categories[i]} data-bytes={levels[i]}>{bytes(levels[i]!)}</td></tr>
+            <tr>
+              <th><CategoryName name={run.categories[i]!} /></th>
+              <td data-category={run.categories[i]} data-bytes={levels[i]}>{bytes(levels[i]!)}</td>
+            </tr>
           ))}
           <tr class="sum"><th>allocated</th><td>{bytes(levels.reduce((sum, each) => sum + each, 0))}</td></tr>
           <tr><th>reserved</th><td>{bytes(run.reservedAt(hover.event))}</td></tr>
@@ -165,15 +192,21 @@ function Tooltip({ choice, hovered }: { choice: Choice; hovered: Signal<Hover | 
   );
 }
 
-/** Makes the chart and keeps it as the choice, the theme and the width are. Returns what undoes that. */
+/** Creates the chart and redraws it when the selection, the theme or the width changes. Returns the clean-up. */
 function draw(place: HTMLElement, choice: Choice, limit: number, hover: Signal<Hover | null>): () => void {
   const { run } = choice;
   let buckets: Buckets = run.levels.buckets(0, run.numEvents - 1, 1);
-  const highest = Math.max(run.highestReserved(0, run.numEvents - 1), run.levels.at(run.peakEvent).reduce((sum, each) => sum + each, 0));
-  const isLimitNear = limit < highest * 2.5; // else the stack would be a thin line below much air
+  const peak = run.levels.at(run.peakEvent).reduce((sum, each) => sum + each, 0);
+  const highest = Math.max(run.highestReserved(0, run.numEvents - 1), peak);
+  const isLimitNear = limit < highest * 2.5; // otherwise the stack would be a thin line at the bottom
   const top = (isLimitNear ? Math.max(limit, highest) : highest) * 1.09;
   const height = () => (place.clientWidth < 600 ? 260 : 340);
-  const bucketAt = (value: number) => Math.max(0, Math.min(buckets.events.length - 1, firstAbove(buckets.edges, value) - 1));
+  const bucketAt = (value: number) =>
+    Math.max(0, Math.min(buckets.events.length - 1, firstAbove(buckets.edges, value) - 1));
+  const eventNames = (_: uPlot, ticks: number[]) => ticks.map((tick) => (Number.isInteger(tick) ? number(tick) : ""));
+  const sizes = (_: uPlot, ticks: number[]) =>
+    ticks.map((tick) => bytes(tick).replace(".00 ", " ").replace(".0 ", " "));
+  const steppedLine = { points: { show: false }, paths: uPlot.paths.stepped!({ align: 1 }) };
 
   const plot = new uPlot(
     {
@@ -187,29 +220,36 @@ function draw(place: HTMLElement, choice: Choice, limit: number, hover: Signal<H
         drag: { x: true, y: false, setScale: false },
         bind: { dblclick: () => () => (choice.showAll(), null) },
       },
-      scales: { x: { time: false, range: () => [choice.range.value[0], choice.range.value[1] + 1] }, y: { range: () => [0, top] } },
+      scales: {
+        x: { time: false, range: () => [choice.range.value[0], choice.range.value[1] + 1] },
+        y: { range: () => [0, top] },
+      },
       axes: [
-        { stroke: () => colour("soft"), grid: { show: false }, ticks: { stroke: () => colour("line") }, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? number(tick) : "")), size: 28 },
         {
-          stroke: () => colour("soft"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false }, size: 66,
-          incrs: BINARY_INCREMENTS, values: (_, ticks) => ticks.map((tick) => bytes(tick).replace(".00 ", " ").replace(".0 ", " ")),
+          stroke: () => colour("soft"), grid: { show: false }, ticks: { stroke: () => colour("line") }, size: 28,
+          values: eventNames,
+        },
+        {
+          stroke: () => colour("soft"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false },
+          size: 66, incrs: BINARY_INCREMENTS, values: sizes,
         },
       ],
       series: [
         {},
-        // Cumulated, the highest first: each lower one is painted over it.
+        // Cumulative, largest first: each smaller sum is painted over it.
         ...[...run.stacking].reverse().map((i) => ({
-          stroke: () => colour(run.categories[i]!), fill: () => colour(run.categories[i]!), width: 0, points: { show: false },
-          paths: uPlot.paths.stepped!({ align: 1 }),
+          ...steppedLine, width: 0,
+          stroke: () => colour(run.categories[i]!), fill: () => colour(run.categories[i]!),
         })),
-        { stroke: () => colour("reserved"), width: 1.5, points: { show: false }, paths: uPlot.paths.stepped!({ align: 1 }) },
+        { ...steppedLine, width: 1.5, stroke: () => colour("reserved") },
       ],
       hooks: {
         draw: [(chart) => decorate(chart, choice, limit, isLimitNear)],
         setSelect: [
           (chart) => {
             const { left, width } = chart.select;
-            if (width > 4) choice.show(Math.floor(chart.posToVal(left, "x")), Math.ceil(chart.posToVal(left + width, "x")));
+            const from = chart.posToVal(left, "x"), to = chart.posToVal(left + width, "x");
+            if (width > 4) choice.show(Math.floor(from), Math.ceil(to));
             chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
           },
         ],
@@ -219,8 +259,11 @@ function draw(place: HTMLElement, choice: Choice, limit: number, hover: Signal<H
             if (left == null || left < 0) return void (hover.value = null);
             const bucket = bucketAt(chart.posToVal(left, "x"));
             hover.value = {
-              event: buckets.events[bucket]!, numEvents: buckets.edges[bucket + 1]! - buckets.edges[bucket]!,
-              left: left + chart.over.offsetLeft, top: Math.min((y ?? 0) + chart.over.offsetTop, 120), width: chart.width,
+              event: buckets.events[bucket]!,
+              numEvents: buckets.edges[bucket + 1]! - buckets.edges[bucket]!,
+              left: left + chart.over.offsetLeft,
+              top: Math.min((y ?? 0) + chart.over.offsetTop, 120),
+              width: chart.width,
             };
           },
         ],
@@ -264,8 +307,9 @@ function draw(place: HTMLElement, choice: Choice, limit: number, hover: Signal<H
 
 function stacked({ events, edges, levels }: Buckets, { run }: Choice): uPlot.AlignedData {
   const count = events.length;
-  // A bucket is drawn from its first event to that of the next; the last needs an end of its own.
-  const closed = (values: ArrayLike<number>) => Float64Array.from({ length: count + 1 }, (_, k) => values[Math.min(k, count - 1)]!);
+  // A bucket extends to the first event of the next one; the last needs an explicit end.
+  const closed = (values: ArrayLike<number>) =>
+    Float64Array.from({ length: count + 1 }, (_, k) => values[Math.min(k, count - 1)]!);
   const sums: Float64Array[] = [];
   let sum = new Float64Array(count);
   for (const category of run.stacking) {
@@ -276,7 +320,7 @@ function stacked({ events, edges, levels }: Buckets, { run }: Choice): uPlot.Ali
   return [edges, ...sums, closed(reserved)] as unknown as uPlot.AlignedData;
 }
 
-/** Steps and phases above the plot, the limit, and the chosen moment. */
+/** Draws steps and phases above the plot, the limit, and the selected moment. */
 function decorate(chart: uPlot, choice: Choice, limit: number, isLimitNear: boolean): void {
   const { ctx, bbox } = chart, scale = devicePixelRatio, { run } = choice;
   const [from, to] = choice.range.value;
@@ -294,7 +338,7 @@ function decorate(chart: uPlot, choice: Choice, limit: number, isLimitNear: bool
   const { begin, phase } = run.spans;
   for (let i = Math.max(0, firstAbove(begin, from) - 1); i < begin.length && begin[i]! <= to; i++) {
     const left = x(begin[i]!), right = x(begin[i + 1] ?? run.numEvents), name = run.text(phase[i]!)!;
-    if (right - left < 0.2) continue; // thousands of steps: less than a pixel each
+    if (right - left < 0.2) continue; // with thousands of steps, less than a pixel each
     ctx.fillStyle = colour(`phase-${name}`);
     ctx.fillRect(left, phaseTop, right - left, band);
     if (name !== "other") write(name, left, right, phaseTop + band / 2, colour("phase-ink"));
@@ -309,7 +353,7 @@ function decorate(chart: uPlot, choice: Choice, limit: number, isLimitNear: bool
       ctx.fillStyle = colour("step");
       ctx.fillRect(left, stepTop, Math.max(1, scale / 2), bbox.top + bbox.height - stepTop);
     }
-    const room = Math.max(right - left, 34 * scale); // narrow steps: a number now and then
+    const room = Math.max(right - left, 34 * scale); // label only some of many narrow steps
     if (left < written) continue;
     const text = room > 60 * scale ? `step ${step.step}` : String(step.step);
     if (right - left >= room) write(text, left, right, stepTop + band / 2, colour("soft"));
@@ -322,10 +366,12 @@ function decorate(chart: uPlot, choice: Choice, limit: number, isLimitNear: bool
   const y = isLimitNear ? chart.valToPos(limit, "y", true) : bbox.top + 14 * scale;
   if (isLimitNear) line(ctx, [bbox.left, y, bbox.left + bbox.width, y], [6 * scale, 4 * scale]);
   ctx.fillStyle = colour("limit");
-  const says = `${isLimitNear ? "" : "↑ "}limit ${bytes(limit)}`, end = bbox.left + ctx.measureText(says).width + 12 * scale;
-  const isLeftTaken = [run.peakEvent, choice.moment.value].some((event) => event >= from && event <= to && x(event + 0.5) < end);
+  const caption = `${isLimitNear ? "" : "↑ "}limit ${bytes(limit)}`;
+  const end = bbox.left + ctx.measureText(caption).width + 12 * scale;
+  const isLeft = (event: number) => event >= from && event <= to && x(event + 0.5) < end;
+  const isLeftTaken = [run.peakEvent, choice.moment.value].some(isLeft);
   ctx.textAlign = isLeftTaken ? "right" : "left";
-  ctx.fillText(says, isLeftTaken ? bbox.left + bbox.width - 5 * scale : bbox.left + 5 * scale, y - 7 * scale);
+  ctx.fillText(caption, isLeftTaken ? bbox.left + bbox.width - 5 * scale : bbox.left + 5 * scale, y - 7 * scale);
 
   const mark = (event: number, ink: string, isLine: boolean) => {
     if (event < from || event > to) return;

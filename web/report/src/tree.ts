@@ -1,4 +1,4 @@
-/** A tree of who holds the memory at one moment: by module, by category, or by source line. */
+/** What holds the memory at one moment, as a tree: by module, by category, or by source line. */
 import type { Run } from "./run";
 
 export type Grouping = "module" | "category" | "source";
@@ -12,14 +12,14 @@ export interface Holder {
   labels: Set<number>;
 }
 
-const NO_MODULE = "outside of any module";
+const NO_MODULE = "outside any module";
 const NO_SOURCE = "unknown line";
 
 export function holdersAt(run: Run, event: number, grouping: Grouping): Holder {
   const numLabels = run.labels.category.length;
   const sizes = new Float64Array(numLabels), counts = new Uint32Array(numLabels);
   for (let i = 0; i < run.numBlocks; i++) {
-    if (run.begin[i]! > event) break; // they are in the order of their allocation
+    if (run.begin[i]! > event) break; // blocks are in order of allocation
     if (run.end[i]! <= event) continue;
     sizes[run.label[i]!]! += run.bytes[i]!;
     counts[run.label[i]!]!++;
@@ -39,7 +39,7 @@ export function holdersAt(run: Run, event: number, grouping: Grouping): Holder {
   return root;
 }
 
-/** Down from the root; stops where a name is missing, so a place that is empty at another moment shows its parent. */
+/** Walks down from the root as far as the names exist: a node that is empty at another moment shows its parent. */
 export function follow(root: Holder, names: readonly string[]): { node: Holder; names: string[] } {
   let node = root;
   const found: string[] = [];
@@ -52,8 +52,8 @@ export function follow(root: Holder, names: readonly string[]): { node: Holder; 
   return { node, names: found };
 }
 
-/** A first view that says something: below whatever holds nearly everything. */
-export function interestingPlace(root: Holder): string[] {
+/** Where the first view starts: below any node that holds nearly everything. */
+export function startingPath(root: Holder): string[] {
   const names: string[] = [];
   let node = root;
   for (;;) {
@@ -66,17 +66,18 @@ export function interestingPlace(root: Holder): string[] {
 
 export interface Shown {
   holder: Holder;
-  /** Below the place that is shown. */
+  /** Path relative to the node that is shown. */
   names: string[];
 }
 
-const childrenOf = ({ holder, names }: Shown): Shown[] => [...holder.children.values()].map((child) => ({ holder: child, names: [...names, child.name] }));
+const childrenOf = ({ holder, names }: Shown): Shown[] =>
+  [...holder.children.values()].map((child) => ({ holder: child, names: [...names, child.name] }));
 
 /**
- * What is shown of a place, the largest first: its children. A module that has much of it is shown as its own parts, else
- * the view of an optimizer step is two tiles, the model and the rest.
+ * The visible entries below a node, largest first: its children. A module with more than a third of the bytes is
+ * replaced by its own children; otherwise an optimizer step would show two tiles, the model and the rest.
  */
-export function shownBelow(node: Holder, grouping: Grouping): Shown[] {
+export function visibleBelow(node: Holder, grouping: Grouping): Shown[] {
   const shown = childrenOf({ holder: node, names: [] });
   if (grouping === "module")
     for (;;) {
@@ -87,24 +88,25 @@ export function shownBelow(node: Holder, grouping: Grouping): Shown[] {
   return shown.sort((a, b) => b.holder.bytes - a.holder.bytes);
 }
 
-/** Tensors have nothing below them; a module that holds tensors alone is not taken apart, as they would be without its name. */
+/** A module that holds only tensors stays whole: on their own, its tensors would lose its name. */
 function hasModules(holder: Holder): boolean {
   for (const child of holder.children.values()) if (child.children.size) return true;
   return false;
 }
 
 function path(run: Run, label: number, grouping: Grouping): string[] {
-  const said = (field: "name" | "module" | "operator" | "where") => run.text(run.labels[field][label]!);
+  const textOf = (field: "name" | "module" | "operator" | "where") => run.text(run.labels[field][label]!);
   const category = run.categories[run.labels.category[label]!]!;
-  const module = said("module"), modules = module ? moduleNames(module) : [NO_MODULE];
-  const tensor = `${said("name")?.split(".").at(-1) ?? said("operator") ?? "unnamed"} (${category.replace("_", " ")})`;
+  const module = textOf("module"), modules = module ? moduleNames(module) : [NO_MODULE];
+  const name = textOf("name")?.split(".").at(-1) ?? textOf("operator") ?? "unnamed";
+  const tensor = `${name} (${category.replace("_", " ")})`;
   if (grouping === "module") return [...modules, tensor];
   if (grouping === "category") return [category, ...modules, tensor];
-  const [file, line] = splitLine(said("where"));
+  const [file, line] = splitLine(textOf("where"));
   return line ? [file, `line ${line}`, tensor] : [file, tensor];
 }
 
-/** `model.layers.7.mlp` has the parts model, layers.7 and mlp: a list of layers is no level of its own. */
+/** `model.layers.7.mlp` becomes model, layers.7 and mlp: a list of layers is not a level of its own. */
 export function moduleNames(module: string): string[] {
   const names: string[] = [];
   for (const part of module.split(".")) {
@@ -121,7 +123,8 @@ function splitLine(where: string | null): [string, string | null] {
 }
 
 function holder(name: string, run: Run): Holder {
-  return { name, bytes: 0, numBlocks: 0, byCategory: new Float64Array(run.categories.length), children: new Map(), labels: new Set() };
+  const byCategory = new Float64Array(run.categories.length);
+  return { name, bytes: 0, numBlocks: 0, byCategory, children: new Map(), labels: new Set() };
 }
 
 function add(node: Holder, label: number, size: number, count: number, run: Run): void {
