@@ -33,7 +33,7 @@ Or name one with CC=/path/to/cc. The wheels of foretell are compiled already and
 
 def libraries() -> dict[str, list[Path]]:
     """What is built: the file's name, which is its SONAME too, and its sources."""
-    sources = sorted((ROOT / PACKAGE / "native").glob("*.c"))
+    sources = sorted((ROOT / PACKAGE / "native").rglob("*.c"))
     return {
         "libcuda.so.1": [source for source in sources if source.name != "nvml.c"],
         "libnvidia-ml.so.1": [source for source in sources if source.name == "nvml.c"],
@@ -57,7 +57,7 @@ def compile_library(name: str, sources: list[Path], target: Path) -> None:
     print(shlex.join(command), file=sys.stderr)
     try:
         if subprocess.run(command).returncode != 0:
-            raise SystemExit(f"foretell: {name} does not compile; the compiler's own words are above")
+            raise SystemExit(f"foretell: {name} does not compile; see the output of the compiler above")
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -84,13 +84,13 @@ class build_native(Command):
     def run(self) -> None:
         if sys.platform != "linux":
             print(
-                f"foretell: the virtual GPU exists for Linux only, not for {platform.system()}; installing without it",
+                f"foretell: the virtual GPU needs Linux; installing without it on {platform.system()}",
                 file=sys.stderr,
             )
             return
         for name, sources in libraries().items():
             if not sources:
-                raise SystemExit(f"foretell: {PACKAGE}/native holds no sources of {name}; is the source tree complete?")
+                raise SystemExit(f"foretell: {PACKAGE}/native has no sources of {name}; the source tree is incomplete")
             compile_library(name, sources, self.target(name))
 
     def target(self, name: str) -> Path:
@@ -101,7 +101,8 @@ class build_native(Command):
 
     # What setuptools asks of a sub-command of `build`.
     def get_source_files(self) -> list[str]:
-        return [str(source.relative_to(ROOT)) for source in sorted((ROOT / PACKAGE / "native").iterdir())]
+        files = sorted(path for path in (ROOT / PACKAGE / "native").rglob("*") if path.is_file())
+        return [str(path.relative_to(ROOT)) for path in files]
 
     def get_outputs(self) -> list[str]:
         return [str(self.target(name)) for name in libraries()] if sys.platform == "linux" else []
