@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from foretell import gpus
-from foretell.capture.command import find_torch
 from foretell.records import LibraryBytes
+from foretell.runs.command import find_torch
 from foretell.units import GIB, MIB, format_bytes
 from foretell.virtual import environment
 
@@ -37,14 +37,14 @@ IMPORTS = {
 WITH_OR_WITHOUT = """
 import sys
 from foretell import api, gpus
-from foretell.capture import CaptureOptions, resolve
+from foretell.jobs import CaptureOptions, Job
 options = CaptureOptions(steps="all", **{sys.argv[1]: sys.argv[2] == "with"})
-api.run(resolve(sys.argv[3:]), gpu=gpus.find("a100-40gb"), options=options)
+assert api.run(Job(command=tuple(sys.argv[3:]), gpu=gpus.find("a100-40gb"), options=options)).estimate
 """
 # The stack without CUDA has a torchvision made for it, which then does not import.
 COMPLETES_TORCHVISION = """
 import torch
-from foretell.capture.inside.fake_cuda.packages import complete_torchvision
+from foretell.engines.python_cuda.packages import complete_torchvision
 complete_torchvision(torch)
 """
 FIRST_OPTIMIZER = "; torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])"
@@ -77,26 +77,28 @@ class Row:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=3, help="runs of which the fastest counts (default: 3)")
-    parser.add_argument("--json", type=Path, help="write the rows to this file too")
+    parser.add_argument("--repeat", type=int, default=3, help="number of runs; the fastest counts (default: 3)")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     console = Console()
     rows: list[Row] = []
     installed = find_torch(sys.executable)
     has_cuda = installed is not None and installed.cuda is not None
     for job in IMPORTS if has_cuda else ():
-        console.print(f"{job}: the whole command against the import ...", style="dim")
+        console.print(f"{job}: the whole command compared with the import ...", style="dim")
         rows += command_against_import(job, options.repeat)
-        console.print(f"{job}: four steps on the virtual GPU against one really computed on the CPU ...", style="dim")
+        console.print(f"{job}: four steps on the virtual GPU compared with one computed on the CPU ...", style="dim")
         rows.append(training_against_cpu(job))
         rows.append(hooks_change_nothing(job))
         for part in ("values", "attribution"):
-            console.print(f"{job}: with {part} against without ...", style="dim")
+            console.print(f"{job}: with {part} compared with without ...", style="dim")
             rows.append(cost_of(part, job, options.repeat))
     console.print("llama-7b ...", style="dim")
     rows += seven_billion() if has_cuda else []
     console.print("the CPU engine ...", style="dim")
     rows += cpu_engine(options.repeat)
+    console.print("20,000 steps ...", style="dim")
+    rows.append(after_a_long_run())
     table = Table("what", "measured", "aim", "", title="foretell, as ratios of this run")
     for row in rows:
         table.add_row(
@@ -188,6 +190,12 @@ def cpu_engine(repeat: int) -> list[Row]:
         Row("llama-7b: host memory, CPU engine", memory, "< 1 GiB", large.peak_rss < GIB),
         Row("llama-7b: the whole command, CPU engine", f"{large.seconds:.1f} s", "", None),
     ]
+
+
+def after_a_long_run() -> Row:
+    """What foretell does after the script, without the script."""
+    words = finish([sys.executable, str(HERE / "long_run.py")]).output.split("both")[1].split()
+    return Row("20,000 steps: reading the run and the estimate", f"{words[0]} s of CPU", "<= 5 s", float(words[0]) <= 5)
 
 
 def foretell_command(job: str, gpu: str, engine: str = "auto") -> list[str]:

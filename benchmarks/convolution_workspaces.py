@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 GPUS = ("t4", "a100-40gb", "rtx-3060", "rtx-4090", "h100-sxm", "b200", "rtx-5090")
-DIRECTIONS = {10: "forward", 12: "data", 11: "weights"}  # cuDNN's descriptor types
+DIRECTIONS = ("forward", "data", "weights")  # in the order in which they are run
 DTYPES = ("float32", "float16")  # bfloat16 got what float16 did in 19 of 20 cases
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CHANNELS = (
@@ -42,8 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--gpu", nargs="+", default=GPUS)
-    parser.add_argument("--layers", type=int, default=100_000, help="as many of them, drawn at random")
-    parser.add_argument("--rows", type=int, default=100_000, help="as many of each card, drawn at random")
+    parser.add_argument("--layers", type=int, default=100_000, help="a random sample of this size")
+    parser.add_argument("--rows", type=int, default=100_000, help="a random sample of this size per GPU")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -169,6 +169,7 @@ def output(layer: Layer) -> list[int]:
 
 def asked(layers: list[Layer], gpu: str) -> Iterator[dict[str, Any]]:
     from foretell import trace
+    from foretell.protocol import native_log
 
     with tempfile.TemporaryDirectory() as folder:
         case, saved = Path(folder) / "layers.json", Path(folder) / "trace"
@@ -176,12 +177,10 @@ def asked(layers: list[Layer], gpu: str) -> Iterator[dict[str, Any]]:
         command = ["-m", "foretell", "run", "--gpu", gpu, "--trace", str(saved), __file__, "--inside", str(case)]
         subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
         told = trace.load(saved)
-    calls = told.library
+    calls = told.convolutions
     groups: list[list[int]] = []
-    for i, name in enumerate(calls.name):
-        if not told.names[name].startswith("cudnnBackendExecute"):
-            continue
-        if calls.argument_2[i] == calls.argument_3[i] == calls.argument_4[i] == 4:
+    for i, sizes in enumerate(zip(calls.x_bytes, calls.y_bytes, calls.w_bytes, strict=True)):
+        if sizes == (4, 4, 4):
             groups.append([])
         else:
             groups[-1].append(i)
@@ -192,8 +191,8 @@ def asked(layers: list[Layer], gpu: str) -> Iterator[dict[str, Any]]:
         shapes = layer["x"], output(layer), layer["w"]
         if len(rows) != 1:
             continue
-        found = [calls.argument_2[rows[0]], calls.argument_3[rows[0]], calls.argument_4[rows[0]]]
-        assert DIRECTIONS[calls.argument_1[rows[0]]] == direction, (layer, direction)
+        found = [column[rows[0]] for column in (calls.x_bytes, calls.y_bytes, calls.w_bytes)]
+        assert native_log.DIRECTIONS[calls.direction[rows[0]]] == direction, (layer, direction)
         assert found == [element * size(shape) for shape in shapes], (layer, found)
         texts = {name: "x".join(map(str, value)) for name, value in zip("xyw", shapes, strict=True)}
         texts |= {name: "x".join(map(str, layer[name])) for name in ("stride", "padding", "dilation")}
@@ -205,7 +204,7 @@ def runs(layers: list[Layer]) -> Iterator[tuple[Layer, str, str, str]]:
     for layer in layers:
         for dtype in DTYPES:
             for memory_format in ("contiguous", "channels_last"):
-                for direction in DIRECTIONS.values():
+                for direction in DIRECTIONS:
                     yield layer, dtype, memory_format, direction
 
 

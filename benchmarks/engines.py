@@ -3,6 +3,7 @@
     python -m benchmarks.engines [--markdown docs/engines.md] [NAME ...]
     python -m benchmarks.engines --torchvision --gpu a100-40gb rtx-3060
     python -m benchmarks.engines --models 100      of torchvision, timm and transformers, tiny: jobs of `make coverage`
+    python -m benchmarks.engines --workers 4       or ray, or ray://HOST:PORT
 
 The virtual GPU runs PyTorch's own allocator and the host side of its CUDA kernels; what it shows is what a card would
 be asked for. Compared are the peaks, and the sequence of allocations above 64 KiB. Workspaces of convolutions count
@@ -13,26 +14,27 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from foretell import api, gpus
-from foretell.capture import CaptureOptions, Command, WarmProcess, launch
+from foretell.analysis.verdict import estimate_of
 from foretell.errors import ForetellError
+from foretell.jobs import CaptureOptions, Job
 from foretell.records import Engine
-from foretell.trace import ACTIONS, Trace, load
-from foretell.verdict import estimate_of
+from foretell.runs import Pool, Warm, parse_workers
+from foretell.trace import ACTIONS, Trace
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "tests" / "zoo"
-HELPERS = {"common", "recorder", "reference"}
+HELPERS = {"common", "recorder"}
 EXAMPLES_FOLDER = ROOT / "examples"
 EXAMPLES = {
     "train_resnet.py": "--model resnet50 --batch-size 64 --steps-per-epoch 4 --validation-steps 1 --amp",
@@ -42,12 +44,10 @@ EXAMPLES = {
 TORCHVISION = ROOT / "src" / "foretell" / "evaluation" / "workloads" / "torchvision_cnn.py"
 CNNS = ("resnet18", "resnet50", "vgg11", "mobilenet_v2", "densenet121", "convnext_tiny", "efficientnet_b0")
 BATCH_SIZE = 32
-MODULES = ("torchvision", "transformers", "timm")
 LARGE = 64 << 10
 ALLOCATED_LIMIT, RESERVED_LIMIT = 0.01, 0.02
 GPU = "a100-40gb"
 _ALLOC = ACTIONS.index("alloc")
-_BY_RULE = "cudnnBackendExecute (by rule)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,9 @@ class Comparison:
 
 
 def compare(virtual: Trace, cpu: Trace) -> Comparison:
-    has_rule = any(_BY_RULE in each.library_functions() for each in (virtual, cpu))
-    workspaces = _workspaces(virtual) | _workspaces(cpu) if has_rule else set()
+    has_rule = any(each.has_ruled_workspaces for each in (virtual, cpu))
+    tables = (virtual.convolutions, cpu.convolutions) if has_rule else ()
+    workspaces = {size for table in tables for size in table.workspace_bytes}
     ours, theirs = ([size for size in _large(each) if size not in workspaces] for each in (cpu, virtual))
     matched = sum(block.size for block in SequenceMatcher(None, theirs, ours, autojunk=False).get_matching_blocks())
     peak, cpu_peak = estimate_of(virtual).peak, estimate_of(cpu).peak
@@ -96,94 +97,88 @@ def _large(trace: Trace) -> Iterator[int]:
             yield size
 
 
-def _workspaces(trace: Trace) -> set[int]:
-    numbers = {number for number, name in enumerate(trace.names) if name.startswith("cudnnBackendExecute")}
-    calls = trace.library
-    rows = zip(calls.name, calls.workspace_bytes, strict=True)
-    return {size for name, size in rows if name in numbers}
+class Workload(NamedTuple):
+    name: str
+    script: Path
+    arguments: tuple[str, ...]
+    gpu: str = GPU
 
 
-class Engines:
-    """Both engines, each with a warm process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._warm = {engine: WarmProcess(self._made(engine), modules=MODULES) for engine in ("virtual", "cpu")}
-        self._num_runs = 0
-
-    def run(self, engine: Engine, script: Path, *arguments: str, gpu: str = GPU) -> Trace:
-        self._num_runs += 1
-        directory = self._made(f"run-{self._num_runs}")
-        path = directory / "trace"
-        api.run(
-            Command(argv=(sys.executable, str(script), *arguments), python=sys.executable),
-            gpu=gpus.find(gpu),
-            options=CaptureOptions(steps="all", engine=engine, timeout_seconds=300, stdout="stderr"),
-            trace_path=path,
-            directory=directory,
-            # What the examples save is written past Python, which is watched only if imported after the hooks.
-            launcher=launch if script.parent == EXAMPLES_FOLDER else self._warm[engine].launch,
-        )
-        return load(path)
-
-    def close(self) -> None:
-        for process in self._warm.values():
-            process.close()
-
-    def _made(self, name: str) -> Path:
-        folder = self._folder / name
-        folder.mkdir()
-        return folder
+class Found(NamedTuple):
+    comparison: Comparison | str
+    """Or why there is none."""
+    torch: str
 
 
-def torchvision_jobs(names: list[str]) -> list[tuple[str, Path, list[str]]]:
+def work(workload: Workload, warm: Warm) -> Found:
+    """Both engines, in forks of one process."""
+    try:
+        virtual, cpu = (run(engine, workload, warm) for engine in ("virtual", "cpu"))
+        return Found(compare(virtual, cpu), virtual.torch_version or "")
+    except ForetellError as error:
+        return Found(str(error).splitlines()[0].replace(f"{ROOT}/", ""), "")
+
+
+def run(engine: Engine, workload: Workload, warm: Warm) -> Trace:
+    options = CaptureOptions(steps="all", engine=engine, timeout_seconds=300, stdout="file")
+    done = api.run(
+        Job(command=(str(workload.script), *workload.arguments), gpu=gpus.find(workload.gpu), options=options),
+        # What the examples save is written past Python, which is watched only if imported after the hooks.
+        warm=None if workload.script.parent == EXAMPLES_FOLDER else warm,
+    )
+    assert done.estimate
+    return done.trace
+
+
+def torchvision_workloads(names: list[str]) -> list[Workload]:
     words = f"--optimizer SGD --batch-size {BATCH_SIZE} --model"
-    return [(name, TORCHVISION, [*words.split(), name]) for name in CNNS if not names or name in names]
+    return [Workload(name, TORCHVISION, (*words.split(), name)) for name in CNNS if not names or name in names]
 
 
-def model_jobs(count: int) -> list[tuple[str, Path, list[str]]]:
+def model_workloads(count: int) -> list[Workload]:
     from benchmarks.coverage import libraries
     from benchmarks.coverage.sampling import sample
 
     chosen = sample(libraries.jobs(ROOT / "build" / "coverage"), count)
-    return [(job.key, ROOT / "benchmarks" / "coverage" / "on_cuda.py", [job.key]) for job in chosen]
+    return [Workload(job.key, ROOT / "benchmarks" / "coverage" / "on_cuda.py", (job.key,)) for job in chosen]
 
 
-def jobs(names: list[str]) -> list[tuple[str, Path, list[str]]]:
-    zoo = [(path.stem, path, []) for path in sorted(ZOO.glob("*.py")) if path.stem not in HELPERS]
-    examples = [(name, EXAMPLES_FOLDER / name, words.split()) for name, words in EXAMPLES.items()]
-    return [job for job in [*examples, *zoo] if not names or job[0] in names]  # type: ignore[list-item]
+def workloads(names: list[str]) -> list[Workload]:
+    zoo = [Workload(path.stem, path, ()) for path in sorted(ZOO.glob("*.py")) if path.stem not in HELPERS]
+    examples = [Workload(name, EXAMPLES_FOLDER / name, tuple(words.split())) for name, words in EXAMPLES.items()]
+    return [each for each in [*examples, *zoo] if not names or each.name in names]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="workloads of the zoo, or examples (default: all)")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to this file")
     parser.add_argument("--gpu", nargs="+", default=[GPU], help=f"default: {GPU}")
     words = f"{len(CNNS)} models of torchvision at batch size {BATCH_SIZE} instead, {', '.join(CNNS)}"
     parser.add_argument("--torchvision", action="store_true", help=words)
     parser.add_argument("--models", type=int, metavar="N", help="N jobs of `make coverage` instead, spread evenly")
+    parser.add_argument(
+        "--workers", type=parse_workers, default=1, metavar="N|ray|ray://HOST:PORT",
+        help="at once on this machine, or a Ray cluster (default: 1)",
+    )  # fmt: skip
     options = parser.parse_args()
     console = Console()
-    rows: list[tuple[str, Comparison | str]] = []
-    torch = ""
-    with tempfile.TemporaryDirectory(prefix="foretell-engines-", ignore_cleanup_errors=True) as scratch:
-        engines = Engines(Path(scratch))
-        if options.models:
-            chosen = model_jobs(options.models)
-        else:
-            chosen = (torchvision_jobs if options.torchvision else jobs)(options.names)
-        for gpu, (name, script, words) in product(options.gpu, chosen):
-            console.print(f"{name} ...", style="dim")
-            if len(options.gpu) > 1:
-                name = f"{name}, {gpu}"
-            try:
-                virtual, cpu = (engines.run(each, script, *words, gpu=gpu) for each in ("virtual", "cpu"))
-                torch = virtual.torch_version or torch
-                rows.append((name, compare(virtual, cpu)))
-            except ForetellError as error:
-                rows.append((name, str(error).splitlines()[0].replace(f"{ROOT}/", "")))
-        engines.close()
+    if options.models:
+        chosen = model_workloads(options.models)
+    else:
+        chosen = (torchvision_workloads if options.torchvision else workloads)(options.names)
+    several = len(options.gpu) > 1
+    wanted = [
+        each._replace(name=f"{each.name}, {gpu}" if several else each.name, gpu=gpu)
+        for gpu, each in product(options.gpu, chosen)
+    ]
+    found: dict[Workload, Found] = {}
+    with Pool(options.workers) as pool:
+        for each, result in pool.map(work, wanted):
+            found[each] = result
+            console.print(f"{each.name} ({len(found)} of {len(wanted)})", style="dim")
+    rows = [(each.name, found[each].comparison) for each in wanted]
+    torch = next((result.torch for result in found.values() if result.torch), "")
     table = Table("job", "allocated", "reserved", "large allocations", "equal, in order", "more", box=None)
     for row in rows:
         table.add_row(*_cells(*row))
@@ -216,9 +211,9 @@ def _summary(rows: list[tuple[str, Comparison | str]], torch: str, gpu: str) -> 
 
 def _markdown(rows: list[tuple[str, Comparison | str]], summary: str) -> str:
     lines = [
-        "# The CPU engine against the virtual GPU",
+        "# The CPU engine compared with the virtual GPU",
         "",
-        "Written by `make engines`. Both engines on one torch; what the CPU engine is off by. Large: above 64 KiB.",
+        "Generated by `make engines`: the error of the CPU engine on the same torch. Large means above 64 KiB.",
         "",
         summary,
         "",

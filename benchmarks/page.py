@@ -46,13 +46,13 @@ def main() -> None:
 
 
 def distinct(number: int, block: Block) -> Block:
-    """What packs worst: 7919 is prime, so sizes come in no order."""
+    """The worst case for compression: sizes in no order, as 7919 is prime, and no two blocks from one line."""
     size = 512 * (1 + number * 7919 % 2**21)
     return replace(block, bytes=size, requested_bytes=size - number * 31 % 512, where=f"/job/{number:x}.py:{number}")
 
 
 def ready_after(file: Path) -> float:
-    """From the start of the navigation to the first drawing of all parts, in a new browser."""
+    """Seconds from the start of navigation until everything is drawn, in a new browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

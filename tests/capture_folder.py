@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import marshal
 import struct
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from foretell import gpus
-from foretell.records import CaptureResult, LibraryBytes
+from foretell.inside.watch.history import window as history_window
+from foretell.jobs import CaptureResult, Job
+from foretell.protocol.native_log import Kind
+from foretell.records import LibraryBytes
 from foretell.trace import Trace, from_capture
 from foretell.units import MIB
 
@@ -42,10 +46,14 @@ class CaptureFolder:
             "end", 10**6, steps=0, phases=["forward"], devices=devices, seconds={"script": 1.5}, **values
         )
 
-    def history(self, *entries: tuple[str, int, int, int]) -> CaptureFolder:
-        """(action, address, size, time_us)."""
-        rows = [[action, address, size, 0, time_us, 0] for action, address, size, time_us in entries]
-        window = {"device": 0, "entries": rows, "stacks": [[0]], "frames": [["train.py", 7, "main"]]}
+    def history(self, *entries: tuple[str, int, int, int], line: int = 7) -> CaptureFolder:
+        """(action, address, size, time_us), all from one line of the script."""
+        frame = {"filename": "train.py", "line": line, "name": "main"}
+        told = [
+            {"action": action, "addr": address, "size": size, "stream": 0, "time_us": time_us, "frames": [frame]}
+            for action, address, size, time_us in entries
+        ]
+        window = history_window(0, told)
         path = self.directory / f"history-{self.pid}-{self._num_windows}.marshal"
         path.write_bytes(marshal.dumps(window, 2))
         self._num_windows += 1
@@ -59,6 +67,9 @@ class CaptureFolder:
         (self.directory / f"owners-{self.pid}-0.marshal").write_bytes(marshal.dumps(window, 2))
         return self
 
+    def call(self, kind: Kind, name: str, *, time_us: int = 0, **values: int) -> CaptureFolder:
+        return self.native(kind.number, name, *kind.words(**values), time_us=time_us)
+
     def native(self, kind: int, name: str, *arguments: int, time_us: int = 0) -> CaptureFolder:
         if name not in self._names:
             self._names.append(name)
@@ -69,18 +80,20 @@ class CaptureFolder:
         return self
 
     def result(self, **changes: Any) -> CaptureResult:
+        """`changes` are those of the job and of the result."""
+        job: dict[str, Any] = {"command": ("train.py",), "gpu": replace(gpus.find("rtx-3060"), context_bytes=160 * MIB)}
         values: dict[str, Any] = {
             "directory": self.directory,
             "command": ("python", "train.py"),
-            "gpu": gpus.find("rtx-3060"),
-            "context_bytes": 160 * MIB,
-            "is_context_given": False,
             "libraries": LibraryBytes(cublas=18 * MIB, cudnn=263 * MIB, nccl=64 * MIB),
             "exit_status": 0,
             "is_timed_out": False,
             "seconds": 2.0,
         }
-        return CaptureResult(**{**values, **changes})
+        of_job = {each.name for each in fields(Job)} - {"command"}
+        job |= {name: value for name, value in changes.items() if name in of_job}
+        values |= {name: value for name, value in changes.items() if name not in of_job}
+        return CaptureResult(job=Job(**job), **values)
 
     def trace(self, **changes: Any) -> Trace:
         return from_capture(self.result(**changes))

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.nodeid import coerce_node_id
 
-from foretell.capture.command import find_torch
+from foretell.runs import OUTPUT, Program, Warm, Watch, find_torch
 
 if TYPE_CHECKING:
     from warm_runs import WarmRuns
@@ -48,6 +49,30 @@ class ForetellRun:
 
 
 RunForetell = Callable[..., ForetellRun]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "write the golden texts of tests/data/texts instead of comparing with them"
+    parser.addoption("--overwrite-golden", action="store_true", help=help)
+
+
+@pytest.hookimpl(wrapper=True)  # xdist reads the marks in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Tests that share a fixture of their module run on one worker of pytest-xdist: each would set it up anew."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group") is not None:
+            continue
+        fixtures = item._fixtureinfo.name2fixturedefs
+        shared = [name for name, definitions in fixtures.items() if definitions[-1].scope == "module"]
+        if shared:
+            values = item.callspec.params if hasattr(item, "callspec") else {}
+            group = [item.module.__name__, *(str(values[name]) for name in shared if name in values)]
+            item.add_marker(pytest.mark.xdist_group(" ".join(group)))
+    yield
+    for item in items:  # xdist 3.8 writes the group where pytest 9.2 no longer reads it, and would group nothing
+        with_group = getattr(item, "_nodeid", item.nodeid)
+        if with_group != item.nodeid:
+            item._id = coerce_node_id(with_group)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,19 +115,30 @@ def run_feature(run_foretell: RunForetell) -> RunForetell:
     """Runs a script of tests/features; its peaks must be what foretell says of the card that held the most."""
 
     def run(name: str, *arguments: str, **given: Any) -> ForetellRun:
-        run = run_foretell(FEATURES / f"{name}.py", *arguments, **given)
-        assert run.code == 0, run.tail()
-        peaks = json.loads(lines_of(run, "PEAKS")[0])
-        most = peaks["reserved"].index(max(peaks["reserved"]))
-        assert run.peak["reserved_bytes"] == peaks["reserved"][most]
-        assert run.peak["allocated_bytes"] == peaks["allocated"][most]
-        return run
+        return with_its_own_peaks(run_foretell(FEATURES / f"{name}.py", *arguments, **given))
 
+    return run
+
+
+def with_its_own_peaks(run: ForetellRun) -> ForetellRun:
+    """A run of a script of tests/features, checked as `run_feature` checks it."""
+    assert run.code == 0, run.tail()
+    peaks = json.loads(lines_of(run, "PEAKS")[0])
+    most = peaks["reserved"].index(max(peaks["reserved"]))
+    assert run.peak["reserved_bytes"] == peaks["reserved"][most]
+    assert run.peak["allocated_bytes"] == peaks["allocated"][most]
     return run
 
 
 def lines_of(run: ForetellRun, start: str) -> list[str]:
     return [line.removeprefix(start).strip() for line in run.stdout.splitlines() if line.startswith(start)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def the_record(output: str) -> str:
@@ -111,33 +147,35 @@ def the_record(output: str) -> str:
 
 
 class CpuReference:
-    """Workloads of the zoo, run on the CPU by one process that has torch imported (tests/zoo/reference.py)."""
+    """Workloads of the zoo, run on the plain CPU: no virtual GPU, no hooks. Each once, in a fork of a warm process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._records: dict[str, str] = {}
-        self._server = subprocess.Popen(
-            [sys.executable, str(ZOO / "reference.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+        self._warm = Warm()
 
     def record(self, workload: str) -> str:
         """Which way the workload goes on the CPU, as tests/zoo/recorder.py writes it."""
         if workload not in self._records:
-            output = self._folder / workload
-            assert self._server.stdin is not None
-            assert self._server.stdout is not None
-            self._server.stdin.write(f"{workload}\t{output}\n")
-            self._server.stdin.flush()
-            answer = self._server.stdout.readline().strip()
-            assert answer == "0", f"{workload} fails on the CPU:\n{output.read_text() if output.exists() else answer}"
-            self._records[workload] = the_record(output.read_text())
+            folder = self._folder / workload
+            folder.mkdir()
+            words = ("-m", workload) if (ZOO / workload).is_dir() else (str(ZOO / f"{workload}.py"),)
+            program = Program(
+                argv=(sys.executable, *words, "--device", "cpu"),
+                environment={**os.environ, "HF_HUB_OFFLINE": "1", "ZOO_RECORD": "1", "OMP_NUM_THREADS": "1"},
+                cwd=ZOO,
+                stdout=folder / OUTPUT,
+                stderr=folder / OUTPUT,
+                timeout_seconds=200,
+            )
+            ended = self._warm.run(program, Watch(folder))
+            output = (folder / OUTPUT).read_text()
+            assert ended.exit_status == 0, f"{workload} fails on the CPU:\n{output}"
+            self._records[workload] = the_record(output)
         return self._records[workload]
 
     def close(self) -> None:
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait(timeout=60)
+        self._warm.close()
 
 
 @pytest.fixture(scope="session")

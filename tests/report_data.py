@@ -1,4 +1,4 @@
-"""Made-up runs for the page: a transformer's tensors in the order training makes them, as large as one likes."""
+"""Synthetic runs for the page: the tensors of a transformer in the order of training, at any scale."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODEL_CODE = "/opt/venv/lib/python3.12/site-packages/transformers/models/llama/m
 
 @dataclass
 class Recorder:
-    """Numbers allocations and frees as they come, and keeps what an `Attribution` says of them."""
+    """Numbers allocations and frees as they happen, and collects the fields of an `Attribution`."""
 
     event: int = 0
     step: int = 0
@@ -104,6 +104,7 @@ class Recorder:
         reserved = max(self.reserved[-1][1], sum(segment.bytes for segment in segments))
         changes = [*(each for each in self.reserved if each[0] < event), (event, reserved)]
         return Attribution(
+            device=0,
             num_events=self.event,
             blocks=blocks,
             spans=tuple(self.spans),
@@ -117,7 +118,7 @@ class Recorder:
 
 
 def segments_of(blocks: Sequence[Block], alive: Sequence[int]) -> tuple[Segment, ...]:
-    """Small blocks in segments of 2 MiB, middling ones in 20 MiB, large ones alone; every seventh place is a hole."""
+    """Small blocks in segments of 2 MiB, medium ones in 20 MiB, large ones alone; a gap before every seventh block."""
     segments: list[Segment] = []
     address = 0x7F10_0000_0000
     open_parts: dict[int, list[tuple[int, int, int | None]]] = {}
@@ -133,7 +134,7 @@ def segments_of(blocks: Sequence[Block], alive: Sequence[int]) -> tuple[Segment,
     for number in alive:
         size = blocks[number].bytes
         if size > 10 * MIB:
-            # Some were made for something larger, and reused.
+            # Some segments were made for a larger block and reused.
             room = size * 5 // 4 if number % 11 == 10 else size
             close(-(-room // (2 * MIB)) * 2 * MIB, False, [(0, size, number)])
             continue
@@ -255,7 +256,7 @@ def transformer(
 
 
 def _forward_layer(run: Recorder, here: str, hidden: int, intermediate: int, tokens: int) -> list[int]:
-    """One layer: what backward will need, in the order it was made. Temporaries come and go between."""
+    """One layer: the blocks that backward will need, in order. Temporaries come and go in between."""
     narrow, wide = 2 * tokens * hidden, 2 * tokens * intermediate
     kept: list[int] = []
 
@@ -307,9 +308,10 @@ def estimate_for(attribution: Attribution, *, gpu: str = "a100-80gb", is_out_of_
             StepPeak(index=i, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved) for i in range(num_steps)
         ),
         oom=oom if is_out_of_memory else None, phases_seen=("forward", "backward", "optimizer"),
-        caveats=("The values of 2 floats were read that kernels did not compute (train.py:71).",),
+        caveats=("2 unknown values were read (train.py:71): kernels are not executed",),
         redirected_writes=(), not_sent=(), seconds={"total": 14.2, "script": 12.9},
         command=("train.py", "--model", "llama-7b", "--batch-size", "4", "--bf16"), library_names=("cuBLAS",),
+        attribution=attribution,
     )  # fmt: skip
 
 
@@ -324,6 +326,6 @@ ADVICE = (
 LEAKS = (
     Leak(
         where=f"{CODE}:66", module=None, bytes_per_step=3 * MIB, held_bytes=9 * MIB, num_blocks=3,
-        held_by=(f"losses (a list of tensors that grows, {CODE}:68)",),
+        held_by=(f"losses (a growing list of tensors, {CODE}:68)",),
     ),
 )  # fmt: skip

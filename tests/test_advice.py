@@ -12,17 +12,19 @@ import pytest
 
 from conftest import TESTS, RunForetell
 from foretell import gpus
-from foretell.advice import Job, advise
+from foretell.advice import advise
 from foretell.advice.advise import _compatible
 from foretell.advice.alternatives import Alternative, alternatives
 from foretell.advice.held import freed_at, held_into_next_forward, release_earlier
 from foretell.advice.survey import Optimizer, Survey
 from foretell.advice.trials import Trial, Trials
-from foretell.allocator import CachingAllocator, play_again
+from foretell.allocator import CachingAllocator
+from foretell.allocator.play import play_again
+from foretell.analysis.leaks import find_leaks
 from foretell.api import run as run_job
-from foretell.capture import CaptureOptions, Command, WarmProcess
-from foretell.leaks import find_leaks
+from foretell.jobs import CaptureOptions, Job
 from foretell.records import Advice, Attribution, Block, Span
+from foretell.runs import Warm
 from foretell.trace import ACTIONS, MemoryEvents
 from foretell.units import MIB
 
@@ -31,35 +33,26 @@ GPU = gpus.find("rtx-3060")
 
 
 def job_of(*words: str | Path, gpu: str = "rtx-3060") -> Job:
-    return Job(
-        command=Command(argv=(sys.executable, *map(str, words)), python=sys.executable),
-        gpu=gpus.find(gpu),
-        context_bytes=None,
-        used_by_others_bytes=0,
-        profile=None,
-        options=CaptureOptions(steps="all"),
-    )
+    return Job(command=tuple(map(str, words)), gpu=gpus.find(gpu), options=CaptureOptions(steps="all"))
 
 
 Try = Callable[..., Trial]
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcess]:
+def warm() -> Iterator[Warm]:
     # Most of the import of bitsandbytes, which itself initialises CUDA.
-    process = WarmProcess(tmp_path_factory.mktemp("warm"), modules=["torch._inductor.compile_fx"])
-    yield process
-    process.close()
+    with Warm(modules=["torch._inductor.compile_fx"]) as processes:
+        yield processes
 
 
 @pytest.fixture(scope="module")
-def attempt(warm: WarmProcess) -> Try:
+def attempt(warm: Warm) -> Try:
     """`attempt("--batch", "1", word="autocast=bfloat16")`: the transformer, in a fork."""
 
     @cache
     def attempt(*arguments: str, script: Path = TRANSFORMER, word: str | None = None, is_survey: bool = False) -> Trial:
-        trials = Trials(job_of(script, *arguments))
-        trials._warm = warm
+        trials = Trials(job_of(script, *arguments), warm=warm)
         return trials.run(GPU, words=[word] if word else [], is_survey=is_survey)
 
     return attempt
@@ -177,11 +170,12 @@ def test_blocks_are_checkpointed_rather_than_the_stages_they_are_part_of(attempt
     assert changed.reserved_bytes < 0.75 * plain.reserved_bytes
 
 
-def test_a_job_that_is_no_script_is_started_anew_each_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with Trials(job_of("-m", "runpy", TRANSFORMER)) as trials:
-        assert trials._warm is None
-    with Trials(job_of("-c", f"print('hello'); import runpy; runpy.run_path({str(TRANSFORMER)!r})")) as trials:
+def test_a_job_that_is_neither_script_nor_module_is_started_anew_each_time(capfd: pytest.CaptureFixture[str]) -> None:
+    code = f"print('hello'); import runpy; runpy.run_path({str(TRANSFORMER)!r})"
+    with Trials(job_of(sys.executable, "-c", code)) as trials:
         assert trials.run(GPU, words=["zero-grad-after-step"]).changes == {"zero-grad-after-step": {}}
+        assert trials._warm is not None
+        assert not trials._warm.is_started
     assert capfd.readouterr().out == ""
 
 
@@ -204,22 +198,22 @@ BARE = Survey(
 )  # fmt: skip
 
 
-def words_of(survey: Survey, gpu: str = "rtx-3060") -> list[str]:
-    found = alternatives(survey, gpus.find(gpu), "2.15.0+cu132", least_bytes=1)
+def words_of(survey: Survey, gpu: str = "rtx-3060", settings: str = "") -> list[str]:
+    found = alternatives(survey, gpus.find(gpu), "2.15.0+cu132", least_bytes=1, allocator_settings=settings)
     return [word for each in found for word in each.words or (f"{each.variables}",)]
 
 
 def test_only_what_would_be_a_change_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # ours, not the script's
     assert words_of(SURVEY) == [
         "checkpoint=__main__.Block", "autocast=bfloat16", "zero-grad-to-none", "zero-grad-after-step",
         "optimizer-implementation=fused", "optimizer-implementation=for-loop", "optimizer=adafactor", "optimizer=8bit",
         "(('PYTORCH_ALLOC_CONF', 'expandable_segments:True'),)",
     ]  # fmt: skip
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    assert words_of(BARE) == ["(('PYTORCH_ALLOC_CONF', 'max_split_size_mb:64,expandable_segments:True'),)"]
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert words_of(BARE) == []
+    assert words_of(BARE, settings="max_split_size_mb:64") == [
+        "(('PYTORCH_ALLOC_CONF', 'max_split_size_mb:64,expandable_segments:True'),)"
+    ]
+    assert words_of(BARE, settings="expandable_segments:True") == []
 
 
 def test_a_card_without_bf16_gets_fp16() -> None:
@@ -255,7 +249,7 @@ def test_advice_says_what_makes_the_job_fit(run_foretell: RunForetell) -> None:
     run = run_foretell(TRANSFORMER, *large, gpu="2GiB,sm86", options=["--advise"])
     assert run.code == 3, run.tail()
     advice = {each["title"]: each for each in run.result["advice"]}
-    checkpointing = advice["gradient checkpointing of the 4 Block"]
+    checkpointing = advice["gradient checkpointing of the 4 Block modules"]
     assert checkpointing["basis"] == "measured"
     assert checkpointing["verdict"] == "fits"
     assert "checkpoint(block, x, use_reentrant=False)" in checkpointing["how"]
@@ -265,18 +259,18 @@ def test_advice_says_what_makes_the_job_fit(run_foretell: RunForetell) -> None:
     totals = {each["saved_bytes"] + each["peak_reserved_bytes"] for each in run.result["advice"]}
     assert len(totals) == 1, "all are counted from the same peak"
     assert totals.pop() > 2048 * MIB
-    assert "make it fit" in run.stdout
-    assert "foretell: alternatives: gradient checkpointing of the 4 Block" in run.stderr
-    assert run.result["advice"][-1]["title"].startswith("all together: gradient checkpointing of the 4 Block")
+    assert "2 of 3 make the job fit" in " ".join(run.stdout.split())
+    assert "foretell: advice: trying gradient checkpointing of the 4 Block" in run.stderr
+    assert run.result["advice"][-1]["title"].startswith("all combined: gradient checkpointing of the 4 Block")
 
 
 def test_what_the_script_cannot_do_is_said_and_is_no_advice() -> None:
     job = job_of(TRANSFORMER, "--batch", "1", "--width", "16", "--refuse-bf16")
-    estimate = run_job(job.command, gpu=job.gpu, options=replace(job.options, stdout="stderr"))
+    estimate = run_job(replace(job, options=replace(job.options, stdout="stderr"))).estimate
     findings = advise(job, estimate)
     assert findings.advice == ()
     (not_tried,) = findings.not_tried
-    assert not_tried.startswith("mixed precision in bfloat16: the script failed by itself")
+    assert not_tried.startswith("mixed precision in bfloat16: the script itself failed")
     assert not_tried.endswith("ValueError: only float32 here")
 
 
@@ -373,6 +367,7 @@ def events_of(*rows: tuple[str, int, int]) -> MemoryEvents:
         events.stream.append(0)
         events.device.append(0)
         events.stack.append(-1)
+        events.origin.append(-1)
     return events
 
 
@@ -395,6 +390,7 @@ SPANS = (
 
 def attribution(*blocks: Block) -> Attribution:
     return Attribution(
+        device=0,
         num_events=8, blocks=blocks, spans=SPANS, reserved=(), peak_event=4, at_peak=(), fragmentation_bytes=0,
         slack_bytes=0, segments=(),
     )  # fmt: skip
@@ -415,8 +411,8 @@ def test_frees_are_moved_to_the_end_of_their_step() -> None:
         "alloc", "alloc", "free_requested", "free_completed", "free_requested", "free_completed", "alloc", "alloc",
     ]  # fmt: skip
     assert list(moved.address) == [1, 2, 2, 2, 1, 1, 3, 2]
-    assert play_again(LOOP, CachingAllocator()).peak_reserved_bytes == 2 * OUTPUTS + 2 * MIB
-    assert play_again(moved, CachingAllocator()).peak_reserved_bytes == OUTPUTS + 2 * MIB
+    assert play_again(LOOP, CachingAllocator(), device=0).peak_reserved_bytes == 2 * OUTPUTS + 2 * MIB
+    assert play_again(moved, CachingAllocator(), device=0).peak_reserved_bytes == OUTPUTS + 2 * MIB
 
 
 def test_held_outputs_are_an_advice_with_their_line(attempt: Try, tmp_path: Path) -> None:

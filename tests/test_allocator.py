@@ -18,9 +18,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from foretell import gpus
-from foretell.allocator import CachingAllocator, Device, OutOfMemoryError
+from foretell.allocator import AllocatorSettings, CachingAllocator, Device, OutOfMemoryError
 from foretell.records import LibraryBytes
-from foretell.trace import AllocatorSettings
 from foretell.units import KIB, MIB
 from foretell.virtual import environment
 

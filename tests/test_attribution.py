@@ -12,7 +12,7 @@ import pytest
 
 from capture_folder import SEGMENT, CaptureFolder
 from conftest import HAS_CUDA, ForetellRun, lines_of
-from foretell.lifetimes import attribute
+from foretell.analysis.lifetimes import attribute
 from foretell.records import CATEGORIES, Attribution, Block
 from foretell.report.holders import blocks_at_peak, by_category, by_module, holders, timeline
 from foretell.trace import load
@@ -74,7 +74,7 @@ def attributed(warm_runs: WarmRuns, folder: Path, script: str, **options: Any) -
     (folder / "train.py").write_text(dedent(script))
     run = warm_runs.run(folder / "train.py", trace=folder / "a.trace", **options)
     assert run.result, run.tail()
-    return Attributed(run, attribute(load(folder / "a.trace")))
+    return Attributed(run, attribute(load(folder / "a.trace"), device=0))
 
 
 @pytest.fixture(params=["auto", "cpu"])
@@ -180,8 +180,7 @@ def test_what_is_computed_again_is_told_apart(warm_runs: WarmRuns, tmp_path: Pat
 SHARDED = """
 import os, torch, torch.distributed as dist
 from torch import nn
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
-dist.init_process_group("nccl", rank=0, world_size=1)
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 net = nn.Sequential(*(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(3))).cuda()
 shard
 optimizer = torch.optim.AdamW(net.parameters())
@@ -241,7 +240,7 @@ def test_a_label_holds_for_the_block_that_lay_there_then(tmp_path: Path) -> None
     folder = folder_of(tmp_path)
     names = ["Net.weight", "forward"]
     folder.owners(names, marks=[(0, 0, 1, 0, -1, -1)], labels=[(0, 2, SEGMENT + 1024 + 256, 0, 0)])
-    blocks = attribute(folder.trace()).blocks
+    blocks = attribute(folder.trace(), device=0).blocks
     assert [(b.name, b.category) for b in blocks] == [
         (None, "temporary"), ("Net.weight", "parameter"), (None, "temporary"),
     ]  # fmt: skip
@@ -253,11 +252,11 @@ def test_a_workspace_is_known_by_time_address_and_size(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     folder.native(9, "workspace", SEGMENT + 1024, 2048, 0, time_us=6)
     folder.native(9, "workspace", SEGMENT, 2048, 0, time_us=6)  # of another size: somebody else's memory
-    assert [b.category for b in attribute(folder.trace()).blocks] == ["temporary", "temporary", "workspace"]
+    assert [b.category for b in attribute(folder.trace(), device=0).blocks] == ["temporary", "temporary", "workspace"]
 
 
 def test_a_trace_without_marks_still_adds_up(tmp_path: Path) -> None:
-    found = attribute(folder_of(tmp_path).trace())
+    found = attribute(folder_of(tmp_path).trace(), device=0)
     assert by_category(blocks_at_peak(found))["temporary"] == 3072
     assert found.fragmentation_bytes == 2 * MIB - 3072
     assert found.slack_bytes == 0

@@ -12,7 +12,8 @@ import pytest
 from conftest import RunForetell
 from foretell import calibration, gpus
 from foretell.errors import UsageError
-from foretell.overhead import library_bytes
+from foretell.rules import library_bytes
+from warm_runs import WarmRuns
 
 CONVOLUTION = {
     "direction": "forward", "element_bytes": 4, "x": [8, 64, 56, 56], "y": [8, 64, 56, 56], "w": [64, 64, 3, 3],
@@ -44,7 +45,7 @@ def calibrate(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["a100-40gb", "rtx-3060"])
-def test_a_calibration_of_the_virtual_gpu_reproduces_it(name: str, tmp_path: Path, run_foretell: RunForetell) -> None:
+def test_a_calibration_of_the_virtual_gpu_reproduces_it(name: str, tmp_path: Path, warm_runs: WarmRuns) -> None:
     target, script = tmp_path / "profile.json", tmp_path / "train.py"
     script.write_text(TRAIN)
     done = calibrate("--gpu", name, "--output", str(target))
@@ -55,8 +56,8 @@ def test_a_calibration_of_the_virtual_gpu_reproduces_it(name: str, tmp_path: Pat
     assert (profile.libraries.cublas, profile.libraries.cudnn) == (expected.cublas, expected.cudnn)
     assert profile.libraries.cudnn_batch_norm == expected.cudnn_batch_norm
     assert len(profile.convolutions) > 200
-    guessed = run_foretell(script, gpu=name, options=["--context", str(gpu.context_bytes)])
-    measured = run_foretell(script, gpu=name, options=["--profile", str(target)])
+    guessed = warm_runs.run(script, gpu=name, context_bytes=gpu.context_bytes)
+    measured = warm_runs.run(script, gpu=name, profile=profile)
     assert measured.code == 0, measured.tail()
     assert measured.peak == guessed.peak
 
@@ -83,11 +84,11 @@ def test_a_profile_of_another_card_is_refused(tmp_path: Path, run_foretell: RunF
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
-        ('{"schema": "foretell.estimate/1"}', "its schema is 'foretell.estimate/1'"),
-        (json.dumps({**PROFILE, "context_bytes": None}), "is damaged"),
-        (json.dumps({**PROFILE, "convolutions": [{**CONVOLUTION, "direction": "up"}]}), "is damaged"),
-        (json.dumps({**PROFILE, "convolutions": [{**CONVOLUTION, "x": [1]}]}), "is damaged"),
+        ("{", "not JSON"),
+        ('{"schema": "foretell.estimate/1"}', "the schema is 'foretell.estimate/1'"),
+        (json.dumps({**PROFILE, "context_bytes": None}), "damaged: "),
+        (json.dumps({**PROFILE, "convolutions": [{**CONVOLUTION, "direction": "up"}]}), "damaged: "),
+        (json.dumps({**PROFILE, "convolutions": [{**CONVOLUTION, "x": [1]}]}), "damaged: "),
     ],
 )
 def test_a_file_that_is_no_profile_is_told(tmp_path: Path, text: str, message: str) -> None:
@@ -99,6 +100,6 @@ def test_a_file_that_is_no_profile_is_told(tmp_path: Path, text: str, message: s
 def test_a_machine_without_a_card_is_told_what_is_missing(tmp_path: Path) -> None:
     done = calibrate("--output", str(tmp_path / "profile.json"))
     assert done.returncode == 2
-    assert "could not be measured" in done.stderr
+    assert "cannot measure the GPU" in done.stderr
     assert "--gpu NAME" in done.stderr
     assert not (tmp_path / "profile.json").exists()

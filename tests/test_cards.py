@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from foretell import api, gpus
-from foretell.capture import CaptureOptions, Command, WarmProcess
 from foretell.errors import UnsupportedError
+from foretell.jobs import Job
+from foretell.runs import Warm
 
 CONVOLVE = """
 import torch
@@ -25,24 +25,23 @@ CAPABILITIES = sorted({gpu.compute_capability for gpu in gpus.all_gpus()})
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcess]:
-    process = WarmProcess(tmp_path_factory.mktemp("warm"))
+def warm() -> Iterator[Warm]:
+    process = Warm()
     yield process
     process.close()
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda pair: f"sm{pair[0]}{pair[1]}")
-def test_convolutions_are_planned_for_it(capability: tuple[int, int], warm: WarmProcess, tmp_path: Path) -> None:
+def test_convolutions_are_planned_for_it(capability: tuple[int, int], warm: Warm, tmp_path: Path) -> None:
     script = tmp_path / "convolve.py"
     script.write_text(CONVOLVE)
-    command = Command(argv=(sys.executable, str(script)), python=sys.executable)
     alike = [gpu for gpu in gpus.all_gpus() if gpu.compute_capability == capability]
     smallest, largest = (choose(alike, key=lambda gpu: gpu.num_sms) for choose in (min, max))
     for gpu in {gpu.name: gpu for gpu in (smallest, largest)}.values():
         folder = tmp_path / gpu.name
         folder.mkdir()
         try:
-            estimate = api.run(command, gpu=gpu, options=CaptureOptions(), directory=folder, launcher=warm.launch)
+            estimate = api.run(Job(command=(str(script),), gpu=gpu), directory=folder, warm=warm).estimate
         except UnsupportedError as error:
             if "has no kernels for" not in str(error):
                 raise

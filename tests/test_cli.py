@@ -67,16 +67,16 @@ def test_all_that_follows_the_script_is_the_scripts(words: list[str], begins: li
         (["run", "--steps", "some", "missing.py"], "--steps some"),
         (["run", "--context", "much", "missing.py"], "not a size"),
         (["run", "--engine", "tpu", "missing.py"], "invalid choice: 'tpu'"),
-        (["run", "--engine", "virtual", "--execute", "missing.py"], "--execute is the CPU engine's"),
-        (["run", "--engine", "virtual", "--explain", "missing.py"], "--explain is the CPU engine's"),
-        (["run", "--trace", "no/such/folder/x", "missing.py"], "there is no folder"),
+        (["run", "--engine", "virtual", "--execute", "missing.py"], "--execute works only with the CPU engine"),
+        (["run", "--engine", "virtual", "--explain", "missing.py"], "--explain works only with the CPU engine"),
+        (["run", "--trace", "no/such/folder/x", "missing.py"], "no such folder"),
         (["run", "torchrun", "x.py"], "not supported yet"),
         (["report", "missing.trace"], "no such trace"),
         (["gpus", "voodoo"], "unknown GPU"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(words: list[str], message: str, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("foretell.capture.command.refuse_torch", lambda torch, python, engine: None)
+    monkeypatch.setattr("foretell.runs.command.refuse_torch", lambda torch, python, engine: None)
     assert main(words) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -123,7 +123,7 @@ def test_ctrl_c_is_a_short_message_and_exit_code_130(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("foretell.cli.gpus.execute", interrupted)
     assert main(["gpus"]) == 130
-    assert capsys.readouterr().err == "foretell: interrupted; everything it started has been ended.\n"
+    assert capsys.readouterr().err == "foretell: interrupted; all child processes have been stopped.\n"
 
 
 def test_being_terminated_ends_the_child_as_ctrl_c_does(monkeypatch: Any, capsys: Any) -> None:

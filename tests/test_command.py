@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from foretell.capture import command as commands
-from foretell.capture.command import (
-    TorchInstall,
-    find_torch,
-    refuse_launchers,
-    refuse_platform,
-    refuse_torch,
-    resolve,
-)
 from foretell.errors import UnsupportedError, UsageError
+from foretell.runs import command as commands
+from foretell.runs.command import TorchInstall, find_torch, refuse_launchers, refuse_platform, refuse_torch, resolve
 
 
 @pytest.fixture
@@ -79,7 +72,7 @@ def test_a_missing_script_is_named_with_its_nearest_neighbour(folder: Path) -> N
 
 def test_a_missing_script_without_neighbours_lists_what_is_there(folder: Path) -> None:
     (folder / "finetune_everything.py").touch()
-    with pytest.raises(UsageError, match=r"no such script: x\.py\..*has finetune_everything\.py"):
+    with pytest.raises(UsageError, match=r"no such script: x\.py\..*contains finetune_everything\.py"):
         resolve(["x.py"])
 
 

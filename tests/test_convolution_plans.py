@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from foretell.overhead.convolution_plans import Direction, planned_workspace
+from foretell.rules.convolution import Convolution, Direction
+from foretell.rules.convolution_plans import planned_workspace
 
 TABLE = Path(__file__).parent / "data" / "convolution_workspaces.csv"
 CAPABILITIES = {
@@ -68,8 +69,7 @@ def test_layers_of_resnet_50_get_what_cudnn_asks_for(
     stride: int,
     asked: int,
 ) -> None:
-    planned = planned_workspace(
-        compute_capability=(8, 0),
+    convolution = Convolution(
         direction=direction,
         x=x,
         y=y,
@@ -81,13 +81,12 @@ def test_layers_of_resnet_50_get_what_cudnn_asks_for(
         element_bytes=element_bytes,
         is_channels_last=is_channels_last,
     )
-    assert planned == asked
+    assert planned_workspace(convolution, (8, 0)) == asked
 
 
 def test_channels_are_padded_to_sixteen_bytes_for_the_copy() -> None:
     """33 channels to 40 and 65 to 72 in half precision; the number is cuDNN's for RTX 5090."""
-    planned = planned_workspace(
-        compute_capability=(12, 0),
+    convolution = Convolution(
         direction="data",
         x=(64, 33, 128, 128),
         y=(64, 65, 128, 128),
@@ -99,7 +98,7 @@ def test_channels_are_padded_to_sixteen_bytes_for_the_copy() -> None:
         element_bytes=2,
         is_channels_last=False,
     )
-    assert planned == 2 * (64 * 128 * 128 * (40 + 72) + 40 * 72 * 9) + 16 == 234_932_880
+    assert planned_workspace(convolution, (12, 0)) == 2 * (64 * 128 * 128 * (40 + 72) + 40 * 72 * 9) + 16 == 234_932_880
 
 
 @pytest.mark.parametrize(("gpu", "measured"), SAME_BLOCK.items())
@@ -123,8 +122,7 @@ def sample() -> list[dict[str, str]]:
 
 def planned(row: dict[str, str]) -> int:
     direction: Direction = row["direction"]  # type: ignore[assignment]
-    return planned_workspace(
-        compute_capability=CAPABILITIES[row["gpu"]],
+    convolution = Convolution(
         direction=direction,
         x=numbers(row, "x"),
         y=numbers(row, "y"),
@@ -136,6 +134,7 @@ def planned(row: dict[str, str]) -> int:
         element_bytes=element_bytes(row),
         is_channels_last=row["format"] == "channels_last",
     )
+    return planned_workspace(convolution, CAPABILITIES[row["gpu"]])
 
 
 def numbers(row: dict[str, str], name: str) -> Shape:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from benchmarks.coverage import judge
 from benchmarks.coverage.jobs import Fork, Job
-from benchmarks.coverage.pool import Worker
 from benchmarks.coverage.sampling import SAMPLE, read_sample, sample
 from benchmarks.coverage.tiny_configs import shrunk
+from benchmarks.coverage.worker import MODULES, work
 
 from conftest import ZOO
+from foretell.runs import Warm
 
 NUM_WORKERS = 2
 
@@ -26,15 +27,14 @@ def in_group(number: int, job: Job) -> pytest.ParameterSet:
 
 
 @pytest.fixture(scope="session")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    made = Worker(tmp_path_factory.mktemp("coverage"))
-    yield made
-    made.close()
+def warm() -> Iterator[Warm]:
+    with Warm(modules=MODULES) as processes:
+        yield processes
 
 
 @pytest.mark.parametrize("job", [in_group(number, job) for number, job in enumerate(read_sample())])
-def test_model_runs_as_on_the_cpu(job: Job, worker: Worker) -> None:
-    result = worker.run(job)
+def test_model_runs_as_on_the_cpu(job: Job, warm: Warm) -> None:
+    result = work(job, warm)
     assert result.outcome == "ran", "\n".join([f"{result.outcome}: {result.reason}", *result.evidence])
     assert result.num_lines > 20, "a record this short says nothing"
     assert result.peak_reserved >= result.peak_allocated > 0

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 import textwrap
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from conftest import HAS_CUDA, ROOT
+from conftest import HAS_CUDA
 from foretell.cli import main
-from foretell.trace import ACTIONS, Trace, load
+from foretell.engines.python_cuda.cudnn import library_of
+from foretell.trace import ACTIONS, Convolutions, Trace, load
 from warm_runs import WarmRuns
 
 ALLOC = ACTIONS.index("alloc")
-# The module alone: its package is for a process that has imported torch.
-library_of = runpy.run_path(str(ROOT / "src" / "foretell" / "capture" / "inside" / "fake_cuda" / "cudnn.py"))[
-    "library_of"
-]
-
 EVERY_LAYER = """
     import torch
     from torch import nn
@@ -69,9 +65,14 @@ def run_both(text: str, gpu: str, warm_runs: WarmRuns, folder: Path) -> tuple[Tr
         run = warm_runs.run(script, gpu=gpu, engine=engine, trace=folder / engine)
         assert "DONE" in run.stdout, run.tail()
         traces.append(load(folder / engine))
-    if "cudnnBackendExecute (by rule)" in traces[0].library_functions():
+    if traces[0].has_ruled_workspaces:
         pytest.skip("this cuDNN plans for real cards only")
     return traces[0], traces[1]
+
+
+def distinct(trace: Trace) -> set[tuple[int, ...]]:
+    """The CPU engine keeps one of calls that are the same."""
+    return set(zip(*(getattr(trace.convolutions, f.name) for f in fields(Convolutions)[2:]), strict=True))
 
 
 def sizes(trace: Trace) -> list[int]:
@@ -86,8 +87,9 @@ def test_every_allocation_of_a_convolution_is_that_of_the_virtual_gpu(
     virtual, cpu = run_both(EVERY_LAYER, gpu, warm_runs, tmp_path)
     assert sizes(cpu) == sizes(virtual)
     assert "cudnnBackendExecute" in cpu.library_functions()
-    assert "cudnnBackendExecute (by rule)" not in cpu.library_functions()
-    assert len(set(cpu.library.workspace_bytes)) > 20, "these layers would not tell right from wrong"
+    assert not cpu.has_ruled_workspaces
+    assert distinct(cpu) == distinct(virtual)
+    assert len(set(cpu.convolutions.workspace_bytes)) > 20, "these layers would not tell right from wrong"
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="there is no virtual GPU without the CUDA build of torch")
@@ -113,7 +115,7 @@ def test_without_cudnn_a_rule_stands_in_and_says_what_to_install(warm_runs: Warm
     (tmp_path / "script.py").write_text(textwrap.dedent(FLAGS.format(line="")))
     run = warm_runs.run(tmp_path / "script.py", engine="cpu")
     assert run.code == 0, run.tail()
-    (caveat,) = [caveat for caveat in run.result["caveats"] if "follow a rule" in caveat]
+    (caveat,) = [caveat for caveat in run.result["caveats"] if "workspaces are estimated" in caveat]
     assert "pip install nvidia-cudnn-cu13" in caveat
 
 
@@ -134,7 +136,7 @@ def test_the_doctor_says_whether_there_is_a_cudnn_to_ask(capsys: Any) -> None:
     assert main(["doctor", "--json"]) == 0
     findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
     if findings["cuDNN"]["state"] == "ok":
-        assert "is asked for the workspaces" in findings["cuDNN"]["detail"]
+        assert "queried for convolution workspaces" in findings["cuDNN"]["detail"]
     else:
-        assert "follow a rule" in findings["cuDNN"]["detail"]
+        assert "workspaces are estimated" in findings["cuDNN"]["detail"]
         assert ("pip install nvidia-cudnn-cu13" in findings["cuDNN"]["detail"]) is not HAS_CUDA

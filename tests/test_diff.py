@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from capture_folder import training_run
+from foretell.analysis.verdict import estimate_of
 from foretell.cli import main
 from foretell.diff import Held, Summary, compare, folded, grown_over, page, sentence, summary_of, text
 from foretell.diff import json as diff_json
@@ -21,7 +22,6 @@ from foretell.records import StepPeak
 from foretell.report import json as report_json
 from foretell.trace import load, save
 from foretell.units import GIB, MIB
-from foretell.verdict import estimate_of
 
 
 def peaks(allocated: int, reserved: int) -> dict[str, int]:
@@ -75,7 +75,7 @@ def test_nothing_changed() -> None:
     difference = compare(summary(block(MIB)), summary(block(MIB)))
     assert (difference.facts, difference.categories, difference.modules, difference.blocks) == ((), (), (), ())
     assert [change.bytes for change in difference.peaks] == [0] * 5
-    assert sentence(difference) == "reserved and allocated are the same"
+    assert sentence(difference) == "reserved and allocated are unchanged"
 
 
 def test_the_largest_change_comes_first_whether_more_or_less() -> None:
@@ -83,7 +83,7 @@ def test_the_largest_change_comes_first_whether_more_or_less() -> None:
     after = summary(block(20, "a"), block(40, "b"), block(5, "c"), block(30, None))
     difference = compare(before, after)
     assert difference.modules is not None
-    assert [(c.name, c.bytes) for c in difference.modules] == [("b", -60), ("(outside of modules)", 30), ("a", 10)]
+    assert [(c.name, c.bytes) for c in difference.modules] == [("b", -60), ("(outside modules)", 30), ("a", 10)]
 
 
 def test_changes_of_categories_modules_and_blocks_add_up_to_that_of_the_peak() -> None:
@@ -131,7 +131,7 @@ def test_a_renamed_prefix_is_not_a_change() -> None:
     before = summary(*(block(100, f"Net.{name}") for name in names))
     after = summary(*(block(101, f"OptimizedModule._orig_mod.{name}") for name in names))
     difference = compare(before, after)
-    assert difference.notes == ("modules below Net are taken for those below OptimizedModule._orig_mod",)
+    assert difference.notes == ("modules below Net are compared with those below OptimizedModule._orig_mod (renamed)",)
     assert [change.bytes for change in difference.blocks or ()] == [1] * 4
     assert [change.bytes for change in difference.modules or ()] == [1] * 4
 
@@ -171,17 +171,17 @@ def test_the_sentence_blames_the_cache_when_allocated_does_not_explain_it() -> N
 
 def test_the_sentence_begins_with_a_verdict_that_turned() -> None:
     fits, oom = summary(block(MIB)), summary(block(2 * MIB), verdict="oom", oom_step=0)
-    assert sentence(compare(fits, oom)).startswith("it runs out of memory now: +1.0 MiB")
-    assert sentence(compare(oom, fits)).startswith("it fits now: -1.0 MiB")
+    assert sentence(compare(fits, oom)).startswith("now runs out of memory: +1.0 MiB")
+    assert sentence(compare(oom, fits)).startswith("now fits: -1.0 MiB")
 
 
 def test_what_was_held_when_memory_ran_out_is_not_taken_for_a_saving() -> None:
     fits, oom = summary(block(2 * MIB)), summary(block(MIB), verdict="oom", oom_step=0)
-    assert sentence(compare(fits, oom)) == "it runs out of memory now"
+    assert sentence(compare(fits, oom)) == "now runs out of memory"
     assert outlook(compare(fits, oom)) == 1
-    assert sentence(compare(oom, fits)) == "it fits now"
+    assert sentence(compare(oom, fits)) == "now fits"
     assert outlook(compare(oom, fits)) == -1
-    assert "<h1 class='more'>it runs out" in page.render(compare(fits, oom))
+    assert "<h1 class='more'>now runs out" in page.render(compare(fits, oom))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_changes_in_words(before: int, after: int, words: tuple[str, str]) -> No
     assert (signed(change.bytes), percent(change)) == words
 
 
-# --- what is not known ------------------------------------------------------------------------------------------------
+# --- missing details ------------------------------------------------------------------------------------------------
 
 
 def test_an_estimate_that_does_not_say_who_held_the_memory_is_compared_in_the_rest(tmp_path: Path) -> None:
@@ -202,8 +202,7 @@ def test_an_estimate_that_does_not_say_who_held_the_memory_is_compared_in_the_re
     assert difference.peak("reserved_bytes").bytes == 10 * MIB
     assert (difference.categories, difference.modules, difference.blocks) == (None, None, None)
     assert difference.notes == (
-        f"{tmp_path / 'old.json'} does not say which categories, modules and blocks held the memory: "
-        "that is not compared",
+        f"{tmp_path / 'old.json'} has no categories, modules and blocks, so they are not compared",
     )
 
 
@@ -219,7 +218,7 @@ def test_what_a_cut_list_may_hide_is_not_a_change(tmp_path: Path) -> None:
     assert [change.name for change in difference.blocks or ()] == ["Net.head"]
     assert {change.bytes for change in difference.modules or ()} == {-100 * MIB, MIB}
     assert len(difference.modules or ()) == 1 + 49
-    assert "modules that held at most 10.0 MiB are not all known" in difference.notes
+    assert "modules of at most 10.0 MiB are listed only in part" in difference.notes
 
 
 def test_a_list_that_is_whole_hides_nothing(tmp_path: Path) -> None:
@@ -255,13 +254,13 @@ def test_growth_is_over_the_limit_only_when_it_is_more(limit: int | float, is_ov
 def test_growth_of_device_alone_counts_and_less_never_does() -> None:
     before, after = summary(), summary()
     after.peaks["device_bytes"] += 5
-    assert grown_over(compare(before, after), 4) == "device grew by 5 B, more than 4 B"
+    assert grown_over(compare(before, after), 4) == "device memory grew by 5 B, more than 4 B"
     assert grown_over(compare(after, before), 0) is None
 
 
 def test_a_run_that_no_longer_fits_is_over_any_limit() -> None:
     fits, oom = summary(reserved=GIB), summary(reserved=MIB, verdict="oom")
-    assert grown_over(compare(fits, oom), 10 * GIB) == "it runs out of memory now"
+    assert grown_over(compare(fits, oom), 10 * GIB) == "now runs out of memory"
     assert grown_over(compare(oom, oom), 0) is None
 
 
@@ -280,7 +279,7 @@ def test_the_exit_code_is_3_only_when_asked_for(options: list[str], code: int, t
 def test_a_limit_that_is_none_is_said(limit: str, tmp_path: Path, capsys: Any) -> None:
     path = str(written(tmp_path / "a.json", document()))
     assert main(["diff", path, path, f"--fail-over={limit}"]) == 2
-    assert "give a size or a percentage" in capsys.readouterr().err
+    assert "not a size or a percentage" in capsys.readouterr().err
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -291,15 +290,15 @@ def test_a_limit_that_is_none_is_said(limit: str, tmp_path: Path, capsys: Any) -
     [
         (b"", "is neither a trace nor JSON"),
         (b"\x89PNG\r\n", "is neither a trace nor JSON"),
-        (b'{"schema": "foretell.est', "is neither a trace nor JSON, or was cut off"),
-        (b"[1, 2]", "is JSON, but none of foretell's"),
-        (b"{}", "is JSON, but none of foretell's"),
+        (b'{"schema": "foretell.est', "is neither a trace nor JSON, or is truncated"),
+        (b"[1, 2]", "is JSON, but not written by foretell"),
+        (b"{}", "is JSON, but not written by foretell"),
         (b'{"schema": "foretell.what-if/1"}', "has the format 'foretell.what-if/1'"),
         (b'{"schema": "foretell.estimate/1"}', "is a damaged estimate: it has no 'peak'"),
         (json.dumps(document(peak=7)).encode(), "is a damaged estimate"),
-        (json.dumps(document(torch=None)).encode(), "None is not a word"),
+        (json.dumps(document(torch=None)).encode(), "None is not a string"),
         (json.dumps(document(peak=peaks(-1, 1))).encode(), "-1 is not a number of bytes"),
-        (b"PK\x03\x04 cut off", "is not a trace, or is one that was cut off"),
+        (b"PK\x03\x04 cut off", "is not a trace, or is truncated"),
     ],
 )
 def test_a_file_that_cannot_be_compared_is_named(content: bytes, message: str, tmp_path: Path, capsys: Any) -> None:
@@ -316,11 +315,11 @@ def test_a_file_that_cannot_be_compared_is_named(content: bytes, message: str, t
 def test_missing_files_folders_and_targets_are_said(tmp_path: Path, capsys: Any) -> None:
     good = str(written(tmp_path / "good.json", document()))
     for words, message in (
-        ([good, str(tmp_path / "none")], f"no such file: {tmp_path / 'none'}. A trace (`foretell run --trace"),
+        ([good, str(tmp_path / "none")], f"no such file: {tmp_path / 'none'}. Give a trace (`foretell run --trace"),
         ([good, str(tmp_path)], f"cannot read {tmp_path}: Is a directory"),
-        ([good, good, "--html", str(tmp_path / "no" / "x")], "there is no folder"),
+        ([good, good, "--html", str(tmp_path / "no" / "x")], "no such folder"),
         ([good, good, "--json", str(tmp_path)], "is a folder"),
-        ([good, good, "--html", good], "that file is the one to read"),
+        ([good, good, "--html", good], "this file is an input"),
         ([good], "the following arguments are required: B"),
     ):
         assert main(["diff", *words]) == 2
@@ -331,7 +330,7 @@ def test_the_trace_of_a_script_that_failed_is_exit_code_2(tmp_path: Path, capsys
     (tmp_path / "capture").mkdir()
     save(training_run(tmp_path / "capture").trace(exit_status=1), tmp_path / "failed.trace")
     assert main(["diff", str(tmp_path / "failed.trace"), str(tmp_path / "failed.trace")]) == 2
-    assert "failed.trace is of a run that gave no estimate: the script ended" in capsys.readouterr().err
+    assert "failed.trace: the run has no estimate: the script ended" in capsys.readouterr().err
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------
@@ -379,7 +378,7 @@ def test_of_many_rows_the_largest_are_shown_and_the_rest_counted() -> None:
     after = summary(*(block(2 + n, f"m{chr(97 + n)}") for n in range(26)))
     output = io.StringIO()
     text.render(compare(before, after), Console(file=output, width=80))
-    assert output.getvalue().count("and 14 more: --json and --html have them all") == 2
+    assert output.getvalue().count("and 14 more (all are in --json and --html)") == 2
     assert "mz" in output.getvalue()
     assert all(f"m{chr(97 + n)}" in page.render(compare(before, after)) for n in range(26))
 
@@ -403,5 +402,5 @@ def test_the_json_holds_all_and_says_its_schema(tmp_path: Path, capsys: Any) -> 
 def test_files_are_written(tmp_path: Path) -> None:
     path = str(written(tmp_path / "a.json", document()))
     assert main(["diff", path, path, "--json", str(tmp_path / "d.json"), "--html", str(tmp_path / "d.html")]) == 0
-    assert json.loads((tmp_path / "d.json").read_text())["summary"] == "reserved and allocated are the same"
+    assert json.loads((tmp_path / "d.json").read_text())["summary"] == "reserved and allocated are unchanged"
     assert (tmp_path / "d.html").read_text().startswith("<!doctype html>")

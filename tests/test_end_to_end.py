@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 
 import foretell
-from foretell.capture import find_torch
+from foretell import gpus
+from foretell.api import run as foretell_run
 from foretell.cli import main
 from foretell.errors import ScriptError, UnsupportedError, UsageError
+from foretell.jobs import CaptureOptions, Job, changes
+from foretell.runs import Warm, find_torch
+from foretell.trace import load
 from foretell.units import MIB
 from foretell.virtual import library_paths
 
@@ -129,10 +133,71 @@ def test_a_function_that_cannot_travel_is_a_mistake_of_usage() -> None:
         foretell.estimate(lambda: lock.acquire())
 
 
+TELLS = """
+import os, sys
+import torch
+print(os.getcwd(), os.environ.get("OF_THE_JOB"), "HOME" in os.environ, sys.argv[1:], file=open(sys.argv[1], "w"))
+torch.zeros(4, device="cuda")
+"""
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["-m", "package.train"]])
+def test_a_job_runs_in_its_folder_with_its_environment(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    for name in ("train.py", "package/train.py"):
+        (tmp_path / name).write_text(TELLS)
+    job = Job(
+        command=(*words, "said"),
+        gpu=gpus.find("rtx-3060"),
+        cwd=tmp_path,
+        environment=changes({"OF_THE_JOB": "5", "HOME": None}),
+        options=CaptureOptions(overlay=False),
+    )
+    with Warm() as warm:
+        for each in (None, warm):
+            assert foretell_run(job, warm=each).estimate.verdict == "fits"
+            assert (tmp_path / "said").read_text() == f"{tmp_path} 5 False ['said']\n"
+            (tmp_path / "said").unlink()
+
+
+def test_a_function_runs_in_the_folder_and_the_environment_it_is_given(tmp_path: Path) -> None:
+    def tells() -> None:
+        import os
+
+        import torch
+
+        torch.zeros(4, device="cuda")
+        if os.environ["OF_THE_JOB"] != "5":
+            raise ValueError
+        print(os.getcwd())
+
+    estimate = foretell.estimate(tells, cwd=tmp_path, env={"OF_THE_JOB": "5"})
+    assert estimate.verdict == "fits"
+
+
+def test_a_folder_or_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no such working folder: .*nowhere"):
+        foretell.estimate(["train.py"], cwd=tmp_path / "nowhere")
+    with pytest.raises(UsageError, match=r"no such script: train.py. .* contains no Python scripts"):
+        foretell.estimate(["train.py"], cwd=tmp_path)
+
+
+def test_a_script_that_fails_leaves_its_trace(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.zeros(4, device='cuda')\nraise ValueError('of its own')\n")
+    run = foretell_run(Job(command=("train.py",), cwd=tmp_path, gpu=gpus.find("rtx-3060")))
+    assert run.trace.exception is not None
+    assert run.trace.final[0].peak_reserved_bytes > 0
+    with pytest.raises(ScriptError, match="ValueError: of its own"):
+        _ = run.estimate
+    with pytest.raises(ScriptError, match="ValueError: of its own"):
+        foretell.estimate(["train.py"], cwd=tmp_path, trace=tmp_path / "failed.trace")
+    assert load(tmp_path / "failed.trace").exception == run.trace.exception
+
+
 def test_a_command_is_a_list_of_words() -> None:
     with pytest.raises(UsageError, match="list of words"):
         foretell.estimate("train.py --batch-size 64")
-    with pytest.raises(UsageError, match="for a function"):
+    with pytest.raises(UsageError, match="for functions"):
         foretell.estimate(["train.py"], args=(1,))
 
 

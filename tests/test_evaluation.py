@@ -41,7 +41,7 @@ def a_case(number: int = 1, **given: object) -> Case:
 
 def an_answer(case: Case, num_bytes: int, *, is_oom: bool = False) -> Answer:
     return Answer(
-        key=case.key, engine="virtual", torch="2.6.0", state="s", is_oom=is_oom, num_bytes=num_bytes,
+        key=case.key, engine="virtual", torch="2.6.0", is_oom=is_oom, num_bytes=num_bytes,
         low_bytes=num_bytes - GIB, high_bytes=num_bytes + GIB, request_bytes=num_bytes + 2 * GIB, seconds=1.0,
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ def test_timm_runs_that_failed_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sets", "message"),
-    [(["nothing"], "not a set. There are transformer, cnn_rtx"), (["cnn_rtx"], "has no cnn_rtx.csv")],
+    [(["nothing"], "unknown set. Known sets: transformer, cnn_rtx"), (["cnn_rtx"], "does not contain cnn_rtx.csv")],
 )
 def test_a_set_that_is_not_there_is_named(tmp_path: Path, sets: list[str], message: str) -> None:
     write(tmp_path, "timm_a100", "model,batch_size,measured_mib,faketensor_mib")
@@ -83,7 +83,7 @@ def test_a_set_that_is_not_there_is_named(tmp_path: Path, sets: list[str], messa
 
 
 def test_a_file_that_is_something_else_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cnn_rtx.csv: KeyError: 'model'. Is it a file of measured runs"):
+    with pytest.raises(UsageError, match=r"cnn_rtx.csv: KeyError: 'model'. Not a file of measured runs"):
         cases.read(write(tmp_path, "cnn_rtx", "a,b", "1,2"))
 
 
@@ -102,7 +102,7 @@ def test_the_figures_of_a_tool() -> None:
     assert ours.median_error == pytest.approx(0.25)
     assert ours.bias == 0.0
     assert (ours.oom_right, ours.oom_missed, ours.oom_false_alarms) == (6, 0, 0)
-    assert ours.failure_probability == pytest.approx(1 / 6)  # the one below what was needed
+    assert ours.failure_probability == pytest.approx(1 / 6)  # the one that was underestimated
     assert ours.interval_coverage == pytest.approx(4 / 5)
     assert request.failure_probability == 0.0
 
@@ -203,10 +203,10 @@ def test_measured_runs_are_trained_again_and_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--sets", "nothing"], "not a set"),
-        (["--sample", "0"], "--sample 0: 1 or more"),
+        (["--sets", "nothing"], "unknown set"),
+        (["--sample", "0"], "--sample 0: must be 1 or more"),
         (["--engine", "tpu"], "invalid choice: 'tpu'"),
-        (["--html", "nowhere/page.html"], "there is no folder"),
+        (["--html", "nowhere/page.html"], "no such folder"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_runs(tmp_path: Path, words: list[str], message: str) -> None:

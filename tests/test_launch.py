@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from conftest import is_alive
 from foretell import gpus
-from foretell.capture import CaptureOptions, Command, Progress, launch
-from foretell.capture.launch import make_directory
 from foretell.errors import UnsupportedError, UsageError
-from foretell.records import CaptureResult, LibraryBytes
+from foretell.jobs import CaptureOptions, CaptureResult, Job
+from foretell.records import LibraryBytes
+from foretell.runs import Progress, launch
+from foretell.runs.environment import make_directory
 from foretell.virtual import environment, library_paths
 
 LIBRARIES = LibraryBytes(cublas=18 << 20, cudnn=263 << 20, nccl=64 << 20)
@@ -31,23 +33,11 @@ def built() -> None:
 
 
 def start(code: str, directory: Path, **options: Any) -> CaptureResult:
-    command = Command(argv=(sys.executable, "-c", code), python=sys.executable)
-    return launch(
-        command,
-        gpu=gpus.find("rtx-3060"),
-        context_bytes=160 << 20,
-        is_context_given=False,
-        libraries=LIBRARIES,
-        directory=directory,
-        options=CaptureOptions(**options),
-    )
+    return launch(job_of(sys.executable, "-c", code, **options), directory)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+def job_of(*command: str, **options: Any) -> Job:
+    return Job(command=command, gpu=gpus.find("rtx-3060"), options=CaptureOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -120,14 +110,14 @@ except KeyboardInterrupt:
 
 
 def test_progress_is_told_from_the_journal(tmp_path: Path, monkeypatch: Any) -> None:
-    module = import_module("foretell.capture.launch")
+    module = import_module("foretell.runs.waiting")
     monkeypatch.setattr(module, "_FIRST_PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(module, "_PROGRESS_SECONDS", 0.01)
     line = '{"kind": "step", "time_us": 1, "index": 2, "devices": [{"device": 0, "peak_reserved_bytes": 4096}]}\\n'
     seen: list[Progress] = []
     code = f"open({str(tmp_path)!r} + '/journal-1.jsonl', 'w').write('{line}'); import sys; sys.stdin.read()"
     read, write = os.pipe()
-    monkeypatch.setattr(module.subprocess, "Popen", _with_stdin(subprocess.Popen, read))
+    monkeypatch.setattr(import_module("foretell.runs.launch").subprocess, "Popen", _with_stdin(subprocess.Popen, read))
 
     def on_progress(progress: Progress) -> None:
         seen.append(progress)
@@ -135,16 +125,7 @@ def test_progress_is_told_from_the_journal(tmp_path: Path, monkeypatch: Any) -> 
             os.close(write)
             monkeypatch.setattr(module, "_PROGRESS_SECONDS", 3600.0)
 
-    launch(
-        Command(argv=(sys.executable, "-c", code), python=sys.executable),
-        gpu=gpus.find("rtx-3060"),
-        context_bytes=0,
-        is_context_given=False,
-        libraries=LIBRARIES,
-        directory=tmp_path,
-        options=CaptureOptions(timeout_seconds=60),
-        on_progress=on_progress,
-    )
+    launch(job_of(sys.executable, "-c", code, timeout_seconds=60), tmp_path, on_progress=on_progress)
     os.close(read)
     assert (seen[-1].num_steps, seen[-1].reserved_bytes) == (3, 4096)
 
@@ -158,15 +139,7 @@ def test_a_program_that_cannot_start_is_a_mistake_of_usage(tmp_path: Path) -> No
     program.write_bytes(b"\x7fELF nonsense")
     program.chmod(0o755)
     with pytest.raises(UsageError, match="cannot start"):
-        launch(
-            Command(argv=(str(program),), python=None),
-            gpu=gpus.find("rtx-3060"),
-            context_bytes=0,
-            is_context_given=False,
-            libraries=LIBRARIES,
-            directory=tmp_path,
-            options=CaptureOptions(),
-        )
+        launch(job_of(str(program)), tmp_path)
 
 
 def test_the_card_is_described_in_the_environment() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from foretell import gpus
-from foretell.overhead import Overhead, library_bytes, overhead
 from foretell.records import LibraryBytes
+from foretell.rules import Overhead, library_bytes, overhead
 from foretell.units import MIB
 
 LIBRARIES = LibraryBytes(cublas=18 * MIB, cudnn=250 * MIB, nccl=64 * MIB, cudnn_batch_norm=38 * MIB)

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from capture_folder import SEGMENT, CaptureFolder, training_run
-from foretell.replay import ReplayError, levels, most_waiting_bytes, step_peaks
-from foretell.trace import AllocatorSettings
+from foretell.allocator import AllocatorSettings
+from foretell.allocator.follow import ReplayError
+from foretell.analysis.history import follow
+from foretell.analysis.steps import most_waiting_bytes, step_peaks
 from foretell.units import MIB
 
 DEFAULT = AllocatorSettings()
 
 
 def held(folder: CaptureFolder, settings: AllocatorSettings = DEFAULT) -> list[tuple[int, int]]:
-    memory = folder.trace().memory
-    return [(level.allocated_bytes, level.reserved_bytes) for level in levels(memory, device=0, settings=settings)]
+    history = follow(replace(folder.trace(), allocator=settings), 0)
+    return list(zip(history.allocated, history.reserved, strict=True))
 
 
 def test_blocks_count_rounded_to_512_bytes(tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def test_pages_of_an_expandable_segment_come_back_after_all_of_it_was_given_back
 
 def test_each_step_has_its_own_peak_and_what_the_one_before_left(tmp_path: Path) -> None:
     trace = training_run(tmp_path).trace()
-    peaks = step_peaks(trace.memory, trace.steps, device=0, settings=DEFAULT)
+    peaks = step_peaks(trace.memory, trace.steps, follow(trace, 0))
     assert [(p.index, p.peak_allocated_bytes, p.peak_reserved_bytes) for p in peaks] == [
         (0, 1024 + 4096, 2 * MIB),
         (1, 1024 + 2048, 2 * MIB),
@@ -139,7 +142,7 @@ def test_the_counters_decide_on_which_side_of_a_step_an_event_at_its_edge_falls(
     # Its time says that the second allocation came after the step; what PyTorch counted says that it came before.
     folder.step(0, 4, 1024, 2 * MIB, (1024, 2 * MIB))
     trace = folder.trace()
-    (peak,) = step_peaks(trace.memory, trace.steps, device=0, settings=DEFAULT)
+    (peak,) = step_peaks(trace.memory, trace.steps, follow(trace, 0))
     assert peak.peak_allocated_bytes == 1024
 
 
@@ -149,7 +152,7 @@ def test_a_history_that_never_reaches_what_was_counted_is_not_used(tmp_path: Pat
     folder.step(0, 4, 4096, 2 * MIB, (4096, 2 * MIB))
     trace = folder.trace()
     with pytest.raises(ReplayError, match="4096 allocated"):
-        step_peaks(trace.memory, trace.steps, device=0, settings=DEFAULT)
+        step_peaks(trace.memory, trace.steps, follow(trace, 0))
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from capture_folder import training_run
+from foretell.analysis.verdict import estimate_of
 from foretell.records import Estimate, OutOfMemory, StepPeak
 from foretell.report import json as json_report
 from foretell.report import text
 from foretell.report.dotted import Dotted
 from foretell.units import GIB, MIB
-from foretell.verdict import estimate_of
 from report_data import LEAKS, transformer
 
 
@@ -111,7 +111,7 @@ def test_who_holds_the_memory_keeps_to_the_width(fits: Estimate, width: int) -> 
 
 def test_numbers_of_steps_stand_apart(fits: Estimate) -> None:
     output = shown(replace(fits, attribution=transformer(num_layers=1, num_steps=60))).splitlines()
-    numbers = output[next(n for n, line in enumerate(output) if "memory over steps" in line) - 1].split()
+    numbers = output[next(n for n, line in enumerate(output) if "memory by step" in line) - 1].split()
     assert numbers[0] == "0"
     assert list(map(int, numbers)) == sorted(set(map(int, numbers)))
     assert 10 < len(numbers) <= 60
@@ -126,9 +126,9 @@ def test_what_to_do_about_leaks_is_said_once(fits: Estimate) -> None:
 
 def test_redirected_files_and_caveats_are_told(fits: Estimate) -> None:
     output = shown(replace(fits, redirected_writes=("a", "b"), caveats=("mind [this]",), not_sent=("wandb",)))
-    assert "2 files the script wrote went to a scratch folder; nothing of yours" in output
+    assert "2 files redirected to a scratch folder; your files are unchanged" in output
     assert "! mind [this]" in output
-    assert "wandb: nothing was sent" in output
+    assert "wandb: no data was sent" in output
 
 
 def test_the_json_has_the_keys_of_its_schema(fits: Estimate) -> None:

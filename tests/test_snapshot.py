@@ -15,12 +15,13 @@ import pytest
 
 from capture_folder import SEGMENT, CaptureFolder, training_run
 from conftest import FEATURES, ZOO, lines_of
-from foretell.capture.command import find_torch
+from foretell.allocator import AllocatorSettings
 from foretell.cli import main
 from foretell.errors import UnsupportedError
 from foretell.records import Attribution, Block, Span
 from foretell.report.snapshot import render, snapshot_of
-from foretell.trace import AllocatorSettings, Trace, load, save
+from foretell.runs.command import find_torch
+from foretell.trace import Trace, load, save
 from foretell.units import MIB
 from warm_runs import WarmRuns
 
@@ -154,7 +155,7 @@ def test_steps_are_annotations(tmp_path: Path) -> None:
 
 def test_a_free_is_shown_with_the_place_of_its_allocation_and_foretells_own_frames_are_not(tmp_path: Path) -> None:
     trace = training_run(tmp_path).trace()
-    ours = ("/usr/lib/foretell/capture/inside/values.py", 1, "f")
+    ours = ("/usr/lib/foretell/inside/values.py", 1, "f")
     trace = replace(trace, frames=(ours, ("train.py", 7, "main")), stacks=((0, 1),) * 2)
     trace.memory.stack[3] = trace.memory.stack[4] = -1
     trace.memory.stack[2] = 0
@@ -200,6 +201,7 @@ def attributed() -> Attribution:
     inside = {"address": SEGMENT + 1024, "category": "activation", "name": None}
     blocks = (block(1, None), block(2, 3, **inside), block(5, 6, **inside, step=1))
     return Attribution(
+        device=0,
         num_events=8,
         blocks=blocks,
         spans=(
@@ -239,7 +241,7 @@ def test_phases_are_annotations(tmp_path: Path) -> None:
 
 
 def test_an_attribution_of_another_device_is_not_used(tmp_path: Path) -> None:
-    other = replace(attributed(), num_events=7)
+    other = replace(attributed(), device=1)
     assert "category" not in snapshot_of(training_run(tmp_path).trace(), other)["device_traces"][0][1]
 
 
@@ -261,7 +263,7 @@ def test_report_writes_it(trace_path: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_said_before_the_work(trace_path: Path, tmp_path: Path, capsys: Any) -> None:
-    for target, message in ((tmp_path / "no" / "x.pickle", "there is no folder"), (tmp_path, "is a folder")):
+    for target, message in ((tmp_path / "no" / "x.pickle", "no such folder"), (tmp_path, "is a folder")):
         assert main(["report", str(trace_path), "--snapshot", str(target)]) == 2
         assert main(["run", "--snapshot", str(target), "missing.py"]) == 2
         shown = capsys.readouterr()
@@ -280,5 +282,5 @@ def test_a_foreign_file_is_named(content: bytes, tmp_path: Path, capsys: Any) ->
 
 def test_an_allocator_that_hides_its_blocks_gives_no_snapshot(tmp_path: Path) -> None:
     trace: Trace = replace(training_run(tmp_path).trace(), allocator=AllocatorSettings(is_native=False))
-    with pytest.raises(UnsupportedError, match="no snapshot can be made of this run: cudaMallocAsync"):
+    with pytest.raises(UnsupportedError, match="cannot make a snapshot of this run: cudaMallocAsync"):
         render(trace)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from capture_folder import CaptureFolder
-from foretell.capture import find_torch
+from foretell.analysis.verdict import estimate_of
 from foretell.errors import UnsupportedError
-from foretell.verdict import estimate_of
+from foretell.runs import find_torch
 
 EXTENSION = """
 #include <stddef.h>
@@ -58,7 +58,7 @@ def run(folder: Path, library: Path) -> subprocess.CompletedProcess[str]:
 def test_a_library_with_its_own_runtime_is_named_and_gives_no_number(tmp_path: Path) -> None:
     done = run(tmp_path, runtime("libcudart_static.a"))
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "libcustom_operators.so brings its own copy of the CUDA runtime" in done.stderr.replace("\n", " ")
+    assert "libcustom_operators.so contains its own copy of the CUDA runtime" in done.stderr.replace("\n", " ")
     assert "--cudart shared" in done.stderr.replace("\n", " ")
     assert "FITS" not in done.stdout
 
@@ -74,5 +74,5 @@ def test_a_library_that_several_processes_load_is_named_once(tmp_path: Path) -> 
     CaptureFolder(tmp_path, pid=101).native(8, "/opt/libfoo.so")
     trace = folder.trace()
     assert len(trace.unsupported) == 1
-    with pytest.raises(UnsupportedError, match=r"libfoo\.so brings its own copy of the CUDA runtime"):
+    with pytest.raises(UnsupportedError, match=r"libfoo\.so contains its own copy of the CUDA runtime"):
         estimate_of(trace)

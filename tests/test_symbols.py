@@ -45,11 +45,11 @@ def test_every_function_of_the_cuda_runtime_is_offered_to_extensions() -> None:
 
 
 def test_no_function_is_both_implemented_and_listed_as_missing() -> None:
-    listed = re.findall(r"F\((\w+), \w+\)", (NATIVE / "unimplemented.inc").read_text().partition("*/")[2])
+    listed = re.findall(r"F\((\w+), \w+\)", (NATIVE / "core/unimplemented.inc").read_text().partition("*/")[2])
     assert len(listed) == len(set(listed))
     implemented = {
         name
-        for path in NATIVE.glob("*.c")
+        for path in NATIVE.rglob("*.c")
         if path.name != "unimplemented.c"
         for name in re.findall(r"EXPORT \w[\w *]*?\b(\w+)\(", path.read_text())
     }

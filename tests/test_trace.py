@@ -12,6 +12,7 @@ import pytest
 
 from capture_folder import SEGMENT, CaptureFolder, training_run
 from foretell.errors import TraceError
+from foretell.protocol import native_log
 from foretell.trace import SCHEMA, Trace, load, save
 from foretell.units import MIB
 
@@ -24,7 +25,11 @@ def test_a_saved_trace_is_read_back_equal(tmp_path: Path) -> None:
     folder = training_run(tmp_path)
     folder.native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 2 * MIB, time_us=1)
     folder.native(3, "kernel", 8, 1, 1, 256, 1024, 0, time_us=2)
-    folder.native(4, "cublasGemmEx", 4096, 1, 2, 3, 4, 0, time_us=3)
+    folder.call(native_log.LIBRARY_CALL, "cudnnBackendExecute", workspace_bytes=4096, device=1, time_us=3)
+    for kind in native_log.KINDS:
+        if kind.is_call and kind is not native_log.LIBRARY_CALL:
+            values = {field.name: number % len(field.choices or range(99)) for number, field in enumerate(kind.fields)}
+            folder.call(kind, kind.name, time_us=4, **values)
     folder.journal(
         "oom", 11, step=1, phase="backward", requested_bytes=7, message="CUDA out of memory.", where="t.py:3"
     )
@@ -41,10 +46,13 @@ def test_a_saved_trace_is_read_back_equal(tmp_path: Path) -> None:
     )
 
 
-def test_windows_of_the_history_are_joined_with_their_own_stacks(tmp_path: Path) -> None:
-    trace = training_run(tmp_path).trace()
-    assert list(trace.memory.stack) == [0] * 5 + [1] * 3
-    assert [trace.frames[frame] for stack in trace.stacks for frame in stack] == [("train.py", 7, "main")] * 2
+def test_windows_of_the_history_are_joined_with_their_own_stacks_each_of_them_once(tmp_path: Path) -> None:
+    folder = training_run(tmp_path)  # two windows, both with line 7
+    trace = folder.history(("alloc", SEGMENT + 1024, 512, 11), line=9).trace()
+    assert list(trace.memory.stack) == [0] * 8 + [1]
+    assert [trace.frames[frame] for stack in trace.stacks for frame in stack] == [
+        ("train.py", 7, "main"), ("train.py", 9, "main"),
+    ]  # fmt: skip
 
 
 def test_of_several_processes_the_one_that_held_the_most_is_taken(tmp_path: Path) -> None:
@@ -87,15 +95,49 @@ def test_what_is_not_a_zip_is_not_a_trace(tmp_path: Path) -> None:
 def test_a_foreign_zip_is_not_a_trace(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.trace", "w") as archive:
         archive.writestr("data.pkl", b"")
-    with pytest.raises(TraceError, match="not a trace of foretell"):
+    with pytest.raises(TraceError, match="not a foretell trace"):
         load(tmp_path / "x.trace")
 
 
 def test_a_newer_format_says_to_update(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.trace", "w") as archive:
-        archive.writestr("trace.json", '{"schema": "foretell.trace/2"}')
-    with pytest.raises(TraceError, match=rf"foretell.trace/2.*{SCHEMA}.*Update foretell"):
+        archive.writestr("trace.json", '{"schema": "foretell.trace/3"}')
+    with pytest.raises(TraceError, match=rf"foretell.trace/3.*{SCHEMA}.*Update foretell"):
         load(tmp_path / "x.trace")
+
+
+def test_an_older_format_says_to_run_again(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.trace", "w") as archive:
+        archive.writestr("trace.json", '{"schema": "foretell.trace/1"}')
+    with pytest.raises(TraceError, match=rf"foretell.trace/1.*{SCHEMA}.*foretell run --trace FILE"):
+        load(tmp_path / "x.trace")
+
+
+def test_every_kind_of_library_call_has_a_table_with_its_fields(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    tables = {
+        native_log.CONVOLUTION: "convolutions", native_log.MATRIX_PRODUCT: "products",
+        native_log.COLLECTIVE: "collectives", native_log.RECURRENT: "recurrent", native_log.SPARSE: "sparse",
+    }  # fmt: skip
+    given = {}
+    for kind in tables:
+        given[kind] = {field.name: 1 + number % 2 for number, field in enumerate(kind.fields)}
+        folder.call(kind, f"function of {kind.name}", time_us=9, **given[kind])
+    trace = folder.end(0, MIB, (512, MIB)).trace()
+    assert trace.library_functions() == {f"function of {kind.name}" for kind in tables}
+    for kind, name in tables.items():
+        table = getattr(trace, name)
+        columns = {f.name: list(getattr(table, f.name)) for f in fields(table)}
+        assert columns.pop("time_us") == [9]
+        assert trace.names[columns.pop("name")[0]] == f"function of {kind.name}"
+        assert columns == {field: [value] for field, value in given[kind].items()}
+
+
+def test_memory_a_library_loads_is_not_its_workspace(tmp_path: Path) -> None:
+    folder = CaptureFolder(tmp_path).torch().call(native_log.LIBRARY_LOADED, "cudnnCreate", code_bytes=7, device=1)
+    trace = folder.call(native_log.GRAPH_LAUNCH, "cudaGraphLaunch", num_nodes=5).trace()
+    assert trace.library_functions() == {"cudnnCreate", "cudaGraphLaunch"}
+    assert (list(trace.library.workspace_bytes), list(trace.library.device)) == ([0, 0], [1, 0])
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
@@ -138,7 +180,7 @@ def test_a_trace_whose_numbers_point_nowhere_is_damaged(tmp_path: Path) -> None:
     trace = training_run(tmp_path).trace()
     trace.memory.stack[0] = len(trace.stacks) + 7
     save(trace, tmp_path / "x.trace")
-    with pytest.raises(TraceError, match=r"damaged trace .*stacks: number"):
+    with pytest.raises(TraceError, match=r"damaged trace .*stacks: index"):
         load(tmp_path / "x.trace")
 
 
@@ -157,7 +199,7 @@ def test_a_full_disk_leaves_the_old_trace_and_nothing_half_written(tmp_path: Pat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(TraceError, match="no room on the disk"):
+    with pytest.raises(TraceError, match="no space left"):
         save(training_run(tmp_path).trace(), target / "x.trace")
     assert [path.name for path in target.iterdir()] == ["x.trace"]
     assert (target / "x.trace").read_text() == "old"

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from capture_folder import SEGMENT, CaptureFolder, device, training_run
+from foretell.analysis.verdict import estimate_of
 from foretell.errors import ScriptError, UnsupportedError
+from foretell.protocol.native_log import CONVOLUTION, ENTRIES, SPARSE, WORKSPACE_SOURCES
 from foretell.records import LibraryBytes
 from foretell.units import MIB
-from foretell.verdict import estimate_of
 
 LIBRARIES = LibraryBytes(cublas=18 * MIB, cudnn=263 * MIB, nccl=64 * MIB)
 
@@ -40,7 +41,7 @@ def test_without_a_whole_history_the_peaks_of_steps_are_those_since_the_beginnin
     (tmp_path / "history-100-0.marshal").unlink()
     estimate = estimate_of(folder.trace())
     assert [step.peak_allocated_bytes for step in estimate.steps] == [5120, 5120]
-    assert any("since the beginning" in caveat for caveat in estimate.caveats)
+    assert any("cumulative" in caveat for caveat in estimate.caveats)
 
 
 def test_a_peak_after_the_last_step_is_in_no_step(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_an_uncaught_oom_is_the_verdict_in_pytorchs_own_words(tmp_path: Path) ->
 def test_an_oom_caught_and_followed_by_a_step_is_a_caveat(tmp_path: Path) -> None:
     estimate = estimate_of(oom(training_run(tmp_path), 7).trace())
     assert estimate.verdict == "fits"
-    assert any("ran out of memory once (step 1, backward) and went on" in caveat for caveat in estimate.caveats)
+    assert any("ran out of memory once (step 1, backward) and continued" in caveat for caveat in estimate.caveats)
 
 
 def test_an_oom_caught_and_followed_by_no_step_is_the_verdict(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_an_oom_caught_and_followed_by_no_step_is_the_verdict(tmp_path: Path) ->
 def test_an_oom_caught_by_a_script_that_never_steps_is_a_caveat_when_it_ended_well(tmp_path: Path) -> None:
     folder = oom(CaptureFolder(tmp_path).torch(), 5).end(0, 2 * MIB, (512, 2 * MIB))
     assert estimate_of(folder.trace()).verdict == "fits"
-    assert estimate_of(folder.trace(exit_status=-11)).verdict == "fits"  # died while it shut down
+    assert estimate_of(folder.trace(exit_status=-11)).verdict == "fits"  # died during shutdown
     assert estimate_of(folder.trace(exit_status=1)).verdict == "oom"
 
 
@@ -79,12 +80,12 @@ def test_a_script_that_raised_gives_no_number(tmp_path: Path) -> None:
     folder = training_run(tmp_path).journal(
         "exception", 11, type="ValueError", message="bad\nvalue", where="t.py:3", is_oom=False
     )
-    with pytest.raises(ScriptError, match=r"failed by itself at t\.py:3: ValueError: bad$"):
+    with pytest.raises(ScriptError, match=r"itself failed at t\.py:3: ValueError: bad$"):
         estimate_of(folder.trace(exit_status=1))
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(3, "exit code 3"), (-9, "SIGKILL.*run out of RAM"), (-11, "SIGSEGV"), (-77, "signal 77")]
+    ("status", "message"), [(3, "exit code 3"), (-9, "SIGKILL.*ran out of RAM"), (-11, "SIGSEGV"), (-77, "signal 77")]
 )
 def test_a_script_that_exits_or_is_killed_is_told_by_code_or_signal(tmp_path: Path, status: int, message: str) -> None:
     with pytest.raises(ScriptError, match=message):
@@ -96,7 +97,7 @@ def test_a_script_that_did_not_end_in_time_gives_no_number(tmp_path: Path) -> No
         estimate_of(training_run(tmp_path).trace(is_timed_out=True, exit_status=-15))
 
 
-@pytest.mark.parametrize(("lines", "hint"), [((), "No Python process"), (("process",), "not even import torch")])
+@pytest.mark.parametrize(("lines", "hint"), [((), "no Python process"), (("process",), "did not import torch")])
 def test_a_script_that_never_used_the_gpu_is_no_estimate_of_zero(tmp_path: Path, lines: Any, hint: str) -> None:
     folder = CaptureFolder(tmp_path)
     for kind in lines:
@@ -123,7 +124,7 @@ def test_a_function_that_is_not_there_is_named_and_there_is_no_number(tmp_path: 
 def test_values_that_were_read_but_not_known_are_counted(tmp_path: Path) -> None:
     folder = training_run(tmp_path).journal("unknown_read", bytes=4, where="t.py:9", what="item", count=3)
     (caveat,) = estimate_of(folder.trace()).caveats
-    assert caveat.startswith("3 values were read")
+    assert caveat.startswith("3 unknown values were read")
     assert "t.py:9" in caveat
 
 
@@ -131,21 +132,32 @@ def test_a_value_that_is_not_known_but_decides_a_size_names_its_line_and_what_is
     what = "__getitem__: decides a size, --assume typical: 40 of 80"
     folder = training_run(tmp_path).journal("unknown_read", bytes=80, where="t.py:7", what=what, count=1)
     caveats = estimate_of(folder.trace()).caveats
-    assert "at t.py:7 a value that is not known decides a size, --assume typical: 40 of 80" in caveats
+    assert "at t.py:7, an unknown value decides a size, --assume typical: 40 of 80" in caveats
     assert not any("was read" in caveat for caveat in caveats)
 
 
 def test_workspaces_by_rule_are_a_caveat_and_those_cudnn_planned_are_not(tmp_path: Path) -> None:
-    for function, is_ruled in (("cudnnBackendExecute (by rule)", True), ("cudnnBackendExecute", False)):
-        folder = tmp_path / str(is_ruled)
+    for number, source in enumerate(WORKSPACE_SOURCES):
+        folder = tmp_path / source
         folder.mkdir()
-        caveats = estimate_of(training_run(folder).native(4, function, 0).trace()).caveats
-        assert any("follow a rule" in caveat for caveat in caveats) is is_ruled
+        run = training_run(folder).call(CONVOLUTION, "cudnnBackendExecute", workspace_source=number)
+        caveats = estimate_of(run.trace()).caveats
+        assert any("workspaces are estimated" in caveat for caveat in caveats) is (source == "rule")
+
+
+def test_entries_of_a_sparse_product_that_are_only_bounded_are_a_caveat(tmp_path: Path) -> None:
+    for number, entries in enumerate(ENTRIES):
+        folder = tmp_path / entries
+        folder.mkdir()
+        run = training_run(folder).call(SPARSE, "cusparseSpGEMM_compute", entries=7, entries_are=number)
+        caveats = estimate_of(run.trace()).caveats
+        assert any("the maximum is assumed" in caveat for caveat in caveats) is (entries == "bound")
 
 
 def test_the_rule_of_the_cpu_engine_names_the_way_out_of_it(tmp_path: Path) -> None:
     folder = CaptureFolder(tmp_path).journal("torch", version="2.13.0+cpu", cuda=None, cudnn=None, engine="cpu")
-    folder.native(4, "cudnnBackendExecute (by rule)", 0).end(0, MIB, (512, MIB))
+    by_rule = WORKSPACE_SOURCES.index("rule")
+    folder.call(CONVOLUTION, "cudnnBackendExecute", workspace_source=by_rule).end(0, MIB, (512, MIB))
     assert any("pip install nvidia-cudnn-cu13" in caveat for caveat in estimate_of(folder.trace()).caveats)
 
 
@@ -187,7 +199,7 @@ def test_many_unknown_sizes_of_one_line_are_one_caveat(tmp_path: Path) -> None:
         what = f"where: decides a size, --assume typical: {count} of {2 * count}"
         folder.journal("unknown_read", bytes=80, where="t.py:7", what=what, count=1)
     (caveat,) = estimate_of(folder.trace()).caveats
-    assert caveat.endswith("8 of 16, and 1 more like it there")
+    assert caveat.endswith("8 of 16 (and 1 more there)")
 
 
 def test_a_card_that_the_upper_end_of_the_interval_exceeds_is_a_caveat(tmp_path: Path) -> None:
@@ -210,7 +222,9 @@ def test_the_largest_convolution_widens_the_interval(tmp_path: Path) -> None:
         folder.mkdir()
         run = CaptureFolder(folder).torch().end(0, 1000 * MIB, (900 * MIB, 1000 * MIB))
         third = convolution_bytes // 3
-        run.native(4, "cudnnBackendExecute (by rule)", MIB, 10, third, third, third)
+        run.call(
+            CONVOLUTION, "cudnnBackendExecute", workspace_bytes=MIB, x_bytes=third, y_bytes=third, w_bytes=third
+        )
         peak = estimate_of(run.trace()).peak
         return peak.device_high_bytes - peak.device_low_bytes
 
@@ -220,7 +234,7 @@ def test_the_largest_convolution_widens_the_interval(tmp_path: Path) -> None:
 def test_a_crash_while_python_shuts_down_is_a_caveat_and_no_failure(tmp_path: Path) -> None:
     trace = training_run(tmp_path).trace(exit_status=-6)
     assert trace.is_ended
-    assert any("died of SIGABRT while it shut down" in caveat for caveat in estimate_of(trace).caveats)
+    assert any("died of SIGABRT during shutdown" in caveat for caveat in estimate_of(trace).caveats)
 
 
 def test_a_crash_before_the_end_of_the_script_is_a_failure(tmp_path: Path) -> None:

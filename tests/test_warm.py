@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from foretell import api, gpus
-from foretell.capture import CaptureOptions, Command, WarmProcess
-from foretell.capture.launch import OUTPUT
 from foretell.errors import ScriptError
+from foretell.jobs import CaptureOptions, Job
 from foretell.records import Estimate
+from foretell.runs import OUTPUT, Warm
 
 TRAIN = """
 import sys
@@ -29,8 +30,8 @@ if sys.argv[1] == "666":
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcess]:
-    process = WarmProcess(tmp_path_factory.mktemp("warm"))
+def warm() -> Iterator[Warm]:
+    process = Warm()
     yield process
     process.close()
 
@@ -41,19 +42,13 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "train.py"
 
 
-def run(script: Path, size: int, name: str, *, warm: WarmProcess | None, directory: Path) -> Estimate:
+def run(script: Path, size: int, name: str, *, warm: Warm | None, directory: Path) -> Estimate:
     directory.mkdir()
-    launcher = {} if warm is None else {"launcher": warm.launch}
-    return api.run(
-        Command(argv=(sys.executable, str(script), str(size)), python=sys.executable),
-        gpu=gpus.find(name),
-        options=CaptureOptions(stdout="stderr"),
-        directory=directory,
-        **launcher,
-    )
+    job = Job(command=(str(script), str(size)), gpu=gpus.find(name), options=CaptureOptions(stdout="stderr"))
+    return api.run(job, directory=directory, warm=warm).estimate
 
 
-def test_a_fork_gives_what_a_process_gives(warm: WarmProcess, script: Path, tmp_path: Path) -> None:
+def test_a_fork_gives_what_a_process_gives(warm: Warm, script: Path, tmp_path: Path) -> None:
     of_process = run(script, 2048, "rtx-3060", warm=None, directory=tmp_path / "process")
     for number in range(2):
         of_fork = run(script, 2048, "rtx-3060", warm=warm, directory=tmp_path / f"fork{number}")
@@ -62,7 +57,7 @@ def test_a_fork_gives_what_a_process_gives(warm: WarmProcess, script: Path, tmp_
         assert of_fork.caveats == of_process.caveats
 
 
-def test_every_fork_has_its_own_card(warm: WarmProcess, script: Path, tmp_path: Path) -> None:
+def test_every_fork_has_its_own_card(warm: Warm, script: Path, tmp_path: Path) -> None:
     for name in ("a100-40gb", "rtx-4060"):
         estimate = run(script, 512, name, warm=warm, directory=tmp_path / name)
         assert estimate.gpu.name == name
@@ -70,7 +65,7 @@ def test_every_fork_has_its_own_card(warm: WarmProcess, script: Path, tmp_path: 
 
 
 def test_every_fork_has_its_own_environment(
-    warm: WarmProcess, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: Warm, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "first")
     script.write_text("import os; print('OF_THE_RUN is', os.environ.get('OF_THE_RUN'))\n" + TRAIN)
@@ -83,13 +78,15 @@ def test_every_fork_has_its_own_environment(
         assert f"OF_THE_RUN is {value}\n" in (tmp_path / str(value) / OUTPUT).read_text()
 
 
-def test_a_script_that_fails_does_not_end_the_process(warm: WarmProcess, script: Path, tmp_path: Path) -> None:
+def test_a_script_that_fails_does_not_end_the_process(warm: Warm, script: Path, tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="ValueError: of the script"):
         run(script, 666, "rtx-3060", warm=warm, directory=tmp_path / "failed")
     assert run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "next").verdict == "fits"
 
 
-def test_a_process_that_died_is_started_again(warm: WarmProcess, script: Path, tmp_path: Path) -> None:
+def test_a_process_that_died_is_started_again(warm: Warm, script: Path, tmp_path: Path) -> None:
     run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "before")
-    warm.close()
+    (server,) = warm._servers.values()
+    os.kill(server._process.pid, signal.SIGKILL)
+    server._process.wait()
     assert run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "after").verdict == "fits"

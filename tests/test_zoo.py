@@ -17,11 +17,12 @@ import pytest
 from benchmarks.engines import ALLOCATED_LIMIT, RESERVED_LIMIT, compare
 
 from conftest import HAS_CUDA, ZOO, CpuReference, ForetellRun, RunForetell, the_record
-from foretell.allocator import CachingAllocator, Device, play_again
+from foretell.allocator import CachingAllocator, Device
+from foretell.allocator.play import play_again
 from foretell.trace import load
-from warm_runs import WarmRuns
+from warm_runs import WarmRuns, ZooRun
 
-HELPERS = {"common", "recorder", "reference"}
+HELPERS = {"common", "recorder"}
 NAMES = sorted({path.stem for path in ZOO.glob("*.py")} - HELPERS | {"package_form"})
 NEEDS = {  # not in every stack
     "diffusers_unets": "diffusers",
@@ -53,8 +54,6 @@ def workload(name: str) -> pytest.ParameterSet:
 
 
 every_workload = pytest.mark.parametrize("name", [workload(name) for name in NAMES])
-finished: dict[str, ForetellRun] = {}
-traces: dict[str, Path] = {}
 
 
 def command(name: str) -> list[str | Path]:
@@ -62,17 +61,13 @@ def command(name: str) -> list[str | Path]:
 
 
 @pytest.fixture
-def recorded_run(run_foretell: RunForetell, warm_runs: WarmRuns, name: str, tmp_path: Path) -> ForetellRun:
-    """The workload with the recorder on, once: on the virtual GPU, or on the CPU engine where torch has no CUDA."""
-    if name not in finished:
-        traces[name] = tmp_path / "zoo.trace"
-        environment = {"ZOO_RECORD": "1"}
-        if (ZOO / name).is_dir():
-            trace = ["--trace", str(traces[name])]
-            finished[name] = run_foretell(*command(name), environment=environment, cwd=ZOO, options=trace)
-        else:
-            finished[name] = warm_runs.run(ZOO / f"{name}.py", environment=environment, trace=traces[name])
-    return finished[name]
+def recorded(warm_runs: WarmRuns, name: str) -> ZooRun:
+    return warm_runs.zoo(name)
+
+
+@pytest.fixture
+def recorded_run(recorded: ZooRun) -> ForetellRun:
+    return recorded.run
 
 
 def zoo_line(run: ForetellRun) -> dict[str, int]:
@@ -111,16 +106,16 @@ def test_workload_goes_the_way_it_goes_on_the_cpu(
 
 
 @every_workload
-def test_the_allocator_in_python_gives_the_same_peaks(name: str, recorded_run: ForetellRun) -> None:
-    captured = load(traces[name])
+def test_the_allocator_in_python_gives_the_same_peaks(name: str, recorded: ZooRun) -> None:
+    recorded_run, captured = recorded.run, load(recorded.trace)
     total = captured.gpu.total_bytes
-    roomy = play_again(captured.memory, CachingAllocator(Device(total), captured.allocator))
+    roomy = play_again(captured.memory, CachingAllocator(Device(total), captured.allocator), device=0)
     assert roomy.peak_allocated_bytes == recorded_run.peak["allocated_bytes"]
     assert roomy.peak_reserved_bytes == recorded_run.peak["reserved_bytes"]
     exact = Device(roomy.peak_reserved_bytes, total_bytes=total)
-    assert play_again(captured.memory, CachingAllocator(exact, captured.allocator)).oom_event is None
+    assert play_again(captured.memory, CachingAllocator(exact, captured.allocator), device=0).oom_event is None
     small = Device(roomy.peak_allocated_bytes - 2 * MIB, total_bytes=total)
-    assert play_again(captured.memory, CachingAllocator(small, captured.allocator)).oom_event is not None
+    assert play_again(captured.memory, CachingAllocator(small, captured.allocator), device=0).oom_event is not None
 
 
 @every_workload
@@ -135,8 +130,7 @@ def test_categories_add_up_to_the_peaks(name: str, recorded_run: ForetellRun) ->
 
 @pytest.mark.parametrize("name", [workload(name) for name in NAMES[::6] if name not in RACES])
 def test_attribution_leaves_the_bytes_alone(name: str, recorded_run: ForetellRun, warm_runs: WarmRuns) -> None:
-    environment = {"ZOO_RECORD": "1"}
-    without = warm_runs.run(ZOO / f"{name}.py", environment=environment, attribution=False)
+    without = warm_runs.run_zoo(name, attribution=False).run
     assert without.code == 0, without.tail()
     for peak in ("allocated_bytes", "reserved_bytes"):
         assert without.peak[peak] == recorded_run.peak[peak]
@@ -146,17 +140,14 @@ def test_attribution_leaves_the_bytes_alone(name: str, recorded_run: ForetellRun
 @pytest.mark.skipif(not HAS_CUDA, reason="there is no virtual GPU without the CUDA build of torch")
 @every_workload
 def test_the_cpu_engine_comes_to_the_same_peaks(
-    name: str, recorded_run: ForetellRun, warm_runs: WarmRuns, tmp_path: Path
+    name: str, recorded: ZooRun, warm_runs: WarmRuns
 ) -> None:
     """Within 1 % (allocated) and 2 % (reserved), and large allocations in the same order: but for operators that it
     says it has no rule for, and for workspaces of convolutions where cuDNN is too old to be asked for them."""
-    if (ZOO / name).is_dir():
-        pytest.skip("a module, which the warm process does not run; the same code runs as a script elsewhere")
-    environment = {"ZOO_RECORD": "1"}  # as the other run, which it is compared with
-    run = warm_runs.run(ZOO / f"{name}.py", engine="cpu", trace=tmp_path / "cpu.trace", environment=environment)
+    run, trace = warm_runs.run_zoo(name, engine="cpu")
     assert run.code == 0, run.tail()
     assert run.result["engine"] == "cpu"
-    found = compare(load(traces[name]), load(tmp_path / "cpu.trace"))
+    found = compare(load(recorded.trace), load(trace))
     if not (found.has_rule and name in WORKSPACES_DECIDE):
         assert abs(found.allocated) <= ALLOCATED_LIMIT, found
         assert abs(found.reserved) <= RESERVED_LIMIT, found
@@ -176,9 +167,9 @@ def test_recorder_leaves_the_measured_bytes_alone(
 
 
 @pytest.mark.parametrize("name", [workload("mlp_adam"), workload("unet")])
-def test_out_of_memory_comes_where_the_capacity_says(name: str, run_foretell: RunForetell) -> None:
+def test_out_of_memory_comes_where_the_capacity_says(name: str, warm_runs: WarmRuns) -> None:
     def on_card_of(total_bytes: int) -> ForetellRun:
-        return run_foretell(*command(name), gpu=f"{total_bytes},sm86,28sms", options=["--context", "300MiB"], cwd=ZOO)
+        return warm_runs.run(*command(name), gpu=f"{total_bytes},sm86,28sms", context_bytes=300 * MIB, cwd=ZOO)
 
     roomy = on_card_of(12 << 30)
     assert roomy.code == 0, roomy.tail()

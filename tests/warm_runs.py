@@ -3,64 +3,71 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, NamedTuple
 
-from conftest import ForetellRun
+from conftest import ZOO, ForetellRun
 from foretell import api, gpus
-from foretell.capture import CaptureOptions, Command, WarmProcess
-from foretell.capture.launch import OUTPUT
+from foretell import trace as traces
 from foretell.errors import ForetellError
-from foretell.report import json as report_json
+from foretell.jobs import CaptureOptions, Job, changes
+from foretell.records import Profile
+from foretell.runs import OUTPUT, Warm
 
-MODULES = ("torchvision", "transformers", "timm")
+
+class ZooRun(NamedTuple):
+    run: ForetellRun
+    trace: Path
 
 
 class WarmRuns:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._num_runs = 0
-        self._processes: dict[str, WarmProcess] = {}
+        self._warm = Warm()
+        self._zoo: dict[str, ZooRun] = {}
 
     def run(
-        self, script: Path, *arguments: str, gpu: str = "rtx-3060", trace: Path | None = None,
-        environment: dict[str, str] | None = None, **options: Any,
+        self, *command: str | Path, gpu: str = "rtx-3060", trace: Path | None = None, cwd: Path | None = None,
+        environment: dict[str, str] | None = None, context_bytes: int | None = None, used_by_others_bytes: int = 0,
+        profile: Profile | None = None, **options: Any,
     ) -> ForetellRun:  # fmt: skip
         """As `foretell run --steps all`; `options` are those of CaptureOptions."""
         self._num_runs += 1
         directory = self._folder / str(self._num_runs)
         directory.mkdir()
-        engine = options.get("engine", "auto")
-        words = (sys.executable, str(script), *arguments)
+        job = Job(
+            command=tuple(map(str, command)),
+            gpu=gpus.find(gpu),
+            cwd=cwd,
+            environment=changes({"HF_HUB_OFFLINE": "1", **(environment or {})}),
+            context_bytes=context_bytes,
+            used_by_others_bytes=used_by_others_bytes,
+            profile=profile,
+            options=CaptureOptions(**{"steps": "all", "timeout_seconds": 200, **options}),
+        )
+        run = api.run(job, directory=directory, warm=self._warm)
+        output = (directory / OUTPUT).read_text(errors="replace")
+        if trace is not None:
+            traces.save(run.trace, trace)
         try:
-            with mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1", **(environment or {})}):
-                estimate = api.run(
-                    Command(argv=words, python=sys.executable),
-                    gpu=gpus.find(gpu),
-                    options=CaptureOptions(**{"steps": "all", "timeout_seconds": 200, **options}),
-                    trace_path=trace,
-                    directory=directory,
-                    launcher=self._process(engine).launch,
-                )
+            estimate = run.estimate
         except ForetellError as error:
-            return ForetellRun(error.exit_code, self._output(directory), str(error), {})
-        result = json.loads(report_json.render(estimate))
-        return ForetellRun(3 if estimate.verdict == "oom" else 0, self._output(directory), "", result)
+            return ForetellRun(error.exit_code, output, str(error), {})
+        return ForetellRun(3 if estimate.verdict == "oom" else 0, output, "", json.loads(estimate.to_json()))
+
+    def zoo(self, name: str) -> ZooRun:
+        """A workload of the zoo with its recorder on, once: on the virtual GPU, or on the CPU engine where torch has no
+        CUDA."""
+        if name not in self._zoo:
+            self._zoo[name] = self.run_zoo(name)
+        return self._zoo[name]
+
+    def run_zoo(self, name: str, **options: Any) -> ZooRun:
+        words = ("-m", name) if (ZOO / name).is_dir() else (str(ZOO / f"{name}.py"),)
+        trace = self._folder / f"{name}-{self._num_runs}.trace"
+        run = self.run(*words, cwd=ZOO, environment={"ZOO_RECORD": "1"}, trace=trace, **options)
+        return ZooRun(run, trace)
 
     def close(self) -> None:
-        for process in self._processes.values():
-            process.close()
-
-    def _process(self, engine: str) -> WarmProcess:
-        if engine not in self._processes:
-            folder = self._folder / engine
-            folder.mkdir()
-            self._processes[engine] = WarmProcess(folder, modules=MODULES)
-        return self._processes[engine]
-
-    def _output(self, directory: Path) -> str:
-        path = directory / OUTPUT
-        return path.read_text(errors="replace") if path.exists() else ""
+        self._warm.close()

@@ -44,11 +44,12 @@ def model_class(name: str, head: str) -> Any:
     return getattr(transformers, found if isinstance(found, str) else found[0])
 
 
-def import_model(name: str, head: str) -> None:
-    try:
-        model_class(name, head)
-    except Exception:  # said again, and kept, where the job runs
-        return
+def modules_of(name: str, head: str) -> list[str]:
+    """Where its class is, by transformers' own table of what to import when: nothing of it is imported here. Older
+    versions name the package alone."""
+    found = getattr(modeling_auto, HEADS[head])[name]
+    place = transformers._class_to_module.get(found if isinstance(found, str) else found[0])
+    return [f"transformers.{place}", f"transformers.{place}.modeling_{place.rpartition('.')[2]}"] if place else []
 
 
 def sizes(head: str) -> Iterable[int | None]:

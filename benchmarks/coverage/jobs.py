@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Library = Literal["torchvision", "timm", "transformers"]
@@ -11,9 +10,6 @@ LIBRARIES: tuple[Library, ...] = ("torchvision", "timm", "transformers")
 
 GPU = "a100-80gb"
 """Large enough for every model here: running out of memory is not what is measured."""
-
-ASKS_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Set where libraries are imported: otherwise torch.cuda.is_available() makes CUDA unusable in a later fork."""
 
 Outcome = Literal[
     "ran",
@@ -26,14 +22,14 @@ Outcome = Literal[
     "not tried",
 ]
 OUTCOMES: dict[Outcome, str] = {
-    "ran": "both steps ran, the peaks are torch's own to the byte, and the record is the CPU's line by line",
-    "unsupported function": "a CUDA function was called that the virtual GPU does not implement; its log names it",
-    "wrong count": "foretell's peak is not what torch.cuda.max_memory_* said inside the process",
-    "other branch": "the record of operators, shapes and integers differs from that of the same steps on the CPU",
-    "failed": "an exception or a crash on the virtual GPU, where the CPU has none",
-    "timeout": "the steps were computed on the CPU in time, but did not end on the virtual GPU",
-    "fails on a real machine too": "the same code, model and inputs raised the same on the CPU, where all is computed",
-    "not tried": "the CPU needs more time or memory for it than a job is given: there is nothing to compare with",
+    "ran": "both steps ran, the peaks equal torch's own to the byte, and the record equals the CPU's line by line",
+    "unsupported function": "the job called a CUDA function that the virtual GPU does not implement; its log names it",
+    "wrong count": "foretell's peak differs from torch.cuda.max_memory_* inside the process",
+    "other branch": "the record of operators, shapes and integers differs from that on the CPU",
+    "failed": "an exception or a crash on the virtual GPU, but not on the CPU",
+    "timeout": "the steps finished on the CPU in time, but not on the virtual GPU",
+    "fails on a real machine too": "the same code, model and inputs raised the same exception on the CPU",
+    "not tried": "the CPU needs more time or memory than a job is given, so there is nothing to compare with",
 }
 WRONG: frozenset[Outcome] = frozenset({"unsupported function", "wrong count", "other branch", "failed", "timeout"})
 
@@ -90,13 +86,3 @@ class Result:
     num_unknown_reads: int = 0
     peak_allocated: int = 0
     peak_reserved: int = 0
-    code: str = ""
-    """Which state of the code ran it: --resume may put together results of several."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Result:
-        values: dict[str, Any] = json.loads(text)
-        return cls(**values)

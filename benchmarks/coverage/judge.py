@@ -5,21 +5,19 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from benchmarks.coverage.jobs import GPU, OUT_OF_TIME, Fork, HarnessError, Job, Outcome, Result
+from benchmarks.coverage.jobs import OUT_OF_TIME, Fork, HarnessError, Job, Outcome, Result
 
-from foretell import gpus, trace
+from foretell.api import Run
 from foretell.errors import ForetellError
-from foretell.overhead import library_bytes
-from foretell.records import CaptureResult, Estimate
-from foretell.verdict import estimate_of
+from foretell.records import Estimate
+from foretell.trace import Trace
 
 SHOWN_LINES = 12
 
 
-def result(job: Job, on_cpu: Fork, on_gpu: Fork | None, folder: Path) -> Result:
+def result(job: Job, on_cpu: Fork, on_gpu: Fork | None, run: Run | None) -> Result:
     known: dict[str, Any] = {
         "seconds": {"cpu": round(on_cpu.seconds, 2), "gpu": round(on_gpu.seconds, 2) if on_gpu else 0.0},
         "num_parameters": on_cpu.said.get("num_parameters", 0),
@@ -27,9 +25,9 @@ def result(job: Job, on_cpu: Fork, on_gpu: Fork | None, folder: Path) -> Result:
     }
     if on_cpu.problem.startswith(HarnessError.__name__):
         return Result(job=job.key, outcome="failed", reason=on_cpu.problem, **known)
-    if on_gpu is None:
+    if on_gpu is None or run is None:
         return Result(job=job.key, outcome="not tried", reason=f"{on_cpu.problem} on the CPU", **known)
-    seen = captured(on_gpu, folder)
+    seen = captured(run)
     known["num_unknown_reads"] = sum(read.count for read in seen.trace.unknown_reads)
     if on_cpu.problem:
         outcome, reason, evidence = failed_on_cpu(on_cpu, on_gpu)
@@ -41,31 +39,17 @@ def result(job: Job, on_cpu: Fork, on_gpu: Fork | None, folder: Path) -> Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    trace: trace.Trace
+    trace: Trace
     estimate: Estimate | None
     refusal: str
     """What `foretell run` would say instead of an estimate."""
 
 
-def captured(on_gpu: Fork, folder: Path) -> Captured:
-    gpu = gpus.find(GPU)
-    read = trace.from_capture(
-        CaptureResult(
-            directory=folder,
-            command=("coverage",),
-            gpu=gpu,
-            context_bytes=gpu.context_bytes,
-            is_context_given=False,
-            libraries=library_bytes(gpu),
-            exit_status=on_gpu.exit_status,
-            is_timed_out=False,
-            seconds=on_gpu.seconds,
-        )
-    )
+def captured(run: Run) -> Captured:
     try:
-        return Captured(trace=read, estimate=estimate_of(read), refusal="")
+        return Captured(trace=run.trace, estimate=run.estimate, refusal="")
     except ForetellError as error:
-        return Captured(trace=read, estimate=None, refusal=str(error))
+        return Captured(trace=run.trace, estimate=None, refusal=str(error))
 
 
 Judgement = tuple[Outcome, str, list[str]]

@@ -18,10 +18,9 @@ def jobs(cache: Path) -> list[Job]:
     return found
 
 
-def prepare(job: Job) -> None:
-    """What both forks would import, before they part."""
-    if job.library == "transformers":
-        huggingface_models.import_model(job.name, job.head)
+def modules_of(job: Job) -> list[str]:
+    """What both forks would import, so that the process they are forked from does."""
+    return huggingface_models.modules_of(job.name, job.head) if job.library == "transformers" else []
 
 
 def sizes(job: Job) -> Iterable[int | None]:

@@ -13,31 +13,31 @@ from benchmarks.coverage.jobs import OUTCOMES, WRONG, Job, Outcome, Result
 from rich.table import Table
 
 INTRODUCTION = """\
-# Coverage: which models run on the virtual GPU as they do where all is computed
+# Coverage: which models run on the virtual GPU exactly as on the CPU
 
-`make coverage` writes this file. Every job takes two training steps (forward, loss, backward, optimizer) of a small
-model twice, from the same seed and inputs: on the CPU, where every number is really computed, and on the virtual GPU
-with all hooks of `foretell run`. Both runs are recorded operator by operator (`tests/zoo/recorder.py`): names, shapes,
-dtypes, integers that come back to Python, modules, backwards, steps. The peaks are read as `foretell run` reads them.
+`make coverage` generates this file. Every job runs two training steps (forward, loss, backward, optimizer) of a small
+model twice, with the same seed and inputs: on the CPU, where every number is computed, and on the virtual GPU with all
+hooks of `foretell run`. Both runs are recorded operator by operator (`tests/zoo/recorder.py`): names, shapes, dtypes,
+integers returned to Python, modules, backward passes, steps. The peaks are read as `foretell run` reads them.
 
-    make coverage                                     everything; --resume goes on with what is missing
+    make coverage                                     everything; --resume continues an interrupted run
     make coverage ARGS="--only timm --limit 50"       a part; also --match PATTERN, --sample N, --json FILE
 """
 MODELS = f"""\
-## Which models
+## Models
 
-- **torchvision**: every model but the quantized ones, at full width, ten classes, the smallest of a list of image
-  sizes at which it trains on the CPU (detection: 128 pixels, with targets, and one evaluation).
+- **torchvision**: every model except the quantized ones, at full width, with ten classes and the smallest of a list of
+  image sizes at which it trains on the CPU (detection: 128 pixels, with targets, and one evaluation).
 - **timm**: the smallest architecture of every file of `timm.models` by number of parameters (counted on the meta
   device), then round by round the next smallest of each with at most {timm_models.MOST_PARAMETERS // 1_000_000} million
-  parameters, until there are {timm_models.WANTED} or more. The image is the smallest from 64 pixels up that it accepts.
+  parameters, until there are {timm_models.WANTED} or more. The image is the smallest it accepts, from 64 pixels up.
 - **transformers**: every architecture in the auto mappings of the heads above. The default configuration is made small
-  by rules on the names of its attributes (`benchmarks/coverage/tiny_configs.py`); all kinds of layers stay. Texts are
-  padded. One architecture with one head is one job. Speech models that are language models get text only.
-- AdamW; plain SGD from 100 million parameters on, for the sake of the machine's memory. The card is an A100 80 GB.
+  by rules on the names of its attributes (`benchmarks/coverage/tiny_configs.py`); all kinds of layers are kept. Texts
+  are padded. One architecture with one head is one job. Speech models that are language models get only text.
+- The optimizer is AdamW, or plain SGD from 100 million parameters on, to save host memory. The GPU is an A100 80 GB.
 
-The one difference from `foretell run`: a job is a fork of a process that has imported the libraries before, so the
-hooks are installed after the import and not before it.
+The one difference from `foretell run`: a job is a fork of a process that has already imported the libraries, so the
+hooks are installed after the import instead of before it.
 """
 
 
@@ -69,7 +69,7 @@ def shown_outcomes(results: Sequence[Result]) -> list[Outcome]:
 
 def table(results: Sequence[Result]) -> Table:
     shown = shown_outcomes(results)
-    made = Table("", *shown, "ran, of those that can")
+    made = Table("", *shown, "ran, of possible")
     for row, counts in totals(results).items():
         made.add_row(row, *(str(counts[outcome] or "") for outcome in shown), share(counts))
     return made
@@ -88,18 +88,15 @@ def document(results: Sequence[Result]) -> str:
 def summary(results: Sequence[Result]) -> Iterator[str]:
     counts = totals(results)["all"]
     architectures = {Job.of(result.job).name for result in results if Job.of(result.job).head}
-    yield "## Result"
+    yield "## Results"
     yield ""
     yield ", ".join(f"{library} {version}" for library, version in versions().items()) + "."
     can_run = counts["ran"] + sum(counts[outcome] for outcome in WRONG)
-    yield f"{len(results)} jobs, among them {len(architectures)} architectures of transformers."
-    yield f"Of those that can run at all, **{share(counts)}** ran: {counts['ran']} of {can_run}."
-    states = {result.code for result in results}
-    if len(states) > 1 or "" in states:
-        yield "**Put together with --resume from several states of the code**: not one run of one state."
+    yield f"{len(results)} jobs, among them {len(architectures)} transformers architectures."
+    yield f"Of the jobs that can run at all, **{share(counts)}** ran: {counts['ran']} of {can_run}."
     yield ""
     shown = shown_outcomes(results)
-    yield f"| | {' | '.join(shown)} | ran, of those that can |"
+    yield f"| | {' | '.join(shown)} | ran, of possible |"
     yield "|---|" + "---:|" * (len(shown) + 1)
     for row, of_row in totals(results).items():
         yield f"| {row} | {' | '.join(str(of_row[outcome] or '') for outcome in shown)} | {share(of_row)} |"
@@ -107,13 +104,13 @@ def summary(results: Sequence[Result]) -> Iterator[str]:
 
 
 def meanings(results: Sequence[Result]) -> Iterator[str]:
-    yield "## How each verdict is known"
+    yield "## Outcomes"
     yield ""
     for outcome, meaning in OUTCOMES.items():
         yield f"- **{outcome}**: {meaning}."
     yield ""
     lines = sum(result.num_lines for result in results if result.outcome == "ran")
-    yield f"The records of those that ran have {lines:,} lines in all, each equal on both sides."
+    yield f"The records of the jobs that ran have {lines:,} lines in total, all equal on both sides."
     yield ""
 
 
@@ -124,8 +121,8 @@ def section(outcome: Outcome, results: Sequence[Result]) -> Iterator[str]:
     yield f"## {outcome[0].upper()}{outcome[1:]}: {len(found)}"
     yield ""
     if outcome in WRONG:
-        yield "Unknown values: how often one was read that a virtual GPU does not know. `foretell run` says so with the"
-        yield "line, as a caveat of its estimate."
+        yield "Unknown values: how many were read that the virtual GPU does not know. `foretell run` reports each"
+        yield "line in a caveat."
         yield ""
     yield "| job | unknown values | reason |"
     yield "|---|---:|---|"

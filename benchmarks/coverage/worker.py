@@ -1,98 +1,117 @@
-"""A warm process: torch and the libraries are imported once, and every job runs in two forks of it, one on the CPU and
-one on the virtual GPU. CUDA is never initialised here, only in the forks.
+"""One job of `make coverage`: two forks of a warm process, one on the CPU and one on the virtual GPU, and a verdict.
 
-Reads keys of jobs, one a line, and answers each with the JSON of its `Result`. It must be started in the environment in
-which a process sees the virtual GPU (`pool.py` does).
-
-A fork on the virtual GPU installs the hooks of `foretell run` itself, with a capture folder of its own. The one
-difference: they come after the libraries' import, not before it.
+A fork on the virtual GPU is a run of foretell as any other; that on the CPU has the same card, and no hooks.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import ctypes
-import hashlib
-import json
-import os
-import resource
-import select
-import shutil
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import torch
 from benchmarks.coverage import judge, libraries
-from benchmarks.coverage.jobs import ASKS_NVML, OUT_OF_MEMORY, OUT_OF_TIME, Fork, HarnessError, Job, Result
+from benchmarks.coverage.jobs import GPU, OUT_OF_MEMORY, OUT_OF_TIME, Fork, HarnessError, Job, Result
 from benchmarks.coverage.training import Task, seed, train
 
-# Before the forks: each would import it again, and a run is of one state of the code.
-import foretell.capture.inside.offline
-import foretell.capture.inside.overlay
-import foretell.capture.inside.torch_hooks  # noqa: F401
-from foretell.capture import inside
+from foretell import api, gpus
+from foretell import jobs as foretell_jobs
+from foretell.runs import OUTPUT, Program, Warm, Watch, pickled, result_of, run_program
+from foretell.runs.calls import words_of
+from foretell.runs.environment import child_environment
 
-ZOO = Path(__file__).resolve().parents[2] / "tests" / "zoo"
-sys.path.append(str(ZOO))
+ROOT = Path(__file__).resolve().parents[2]
+ZOO = ROOT / "tests" / "zoo"
+if str(ZOO) not in sys.path:
+    sys.path.append(str(ZOO))
 import recorder  # noqa: E402
 
-Device = Literal["cpu", "cuda"]
-SECONDS = {"cpu": 120.0, "cuda": 120.0}
+MODULES = (__name__,)
+"""What the forks share: the libraries, this harness and the recorder."""
+SECONDS = 120.0
 MOST_BYTES = 9 << 30
 """Of the machine's memory, for one fork."""
+CODE = (Path(__file__).parent, Path(recorder.__file__))
+"""What a result depends on beside foretell."""
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what the first optimizer of a process imports
-    code = state_of_code()
-    for line in sys.stdin:
-        result = work(Job.of(line.strip()), folder / "job")
-        answers.write(replace(result, code=code).to_json() + "\n")
-        answers.flush()
+def work(job: Job, warm: Warm) -> Result:
+    warm.add_modules(libraries.modules_of(job))
+    with api.scratch() as folder:
+        (folder / "cpu").mkdir()
+        (folder / "gpu").mkdir()
+        on_cpu = fork_on_cpu(job, folder / "cpu", warm)
+        if on_cpu.problem in (OUT_OF_TIME, OUT_OF_MEMORY):
+            return judge.result(job, on_cpu, None, None)
+        on_gpu, run = fork_on_gpu(job, on_cpu.said.get("size"), folder / "gpu", warm)
+        return judge.result(job, on_cpu, on_gpu, run)
 
 
-def state_of_code() -> str:
-    """A short hash of what a result depends on: foretell, this harness, the recorder."""
-    root = ZOO.parents[1]
-    places = [*(root / "src" / "foretell").rglob("*"), *Path(__file__).parent.glob("*.py"), Path(recorder.__file__)]
-    digest = hashlib.sha256()
-    for path in sorted(path for path in places if path.suffix in (".py", ".c", ".h", ".inc", ".toml")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+def fork_on_cpu(job: Job, folder: Path, warm: Warm) -> Fork:
+    call = capture_job(job, on_the_cpu, job.key)
+    variables = child_environment(call, folder)
+    del variables["FORETELL_CAPTURE"]
+    program = Program(
+        argv=(sys.executable, *words_of(call, folder)),
+        environment=variables,
+        cwd=folder,
+        stdout=folder / OUTPUT,
+        stderr=folder / OUTPUT,
+        timeout_seconds=SECONDS,
+        most_bytes=MOST_BYTES,
+    )
+    ended = run_program(program, Watch(folder), warm=warm)
+    limit = {"time": OUT_OF_TIME, "memory": OUT_OF_MEMORY, None: ""}[ended.limit]
+    return a_fork(folder, limit, ended.exit_status, ended.seconds)
 
 
-def work(job: Job, folder: Path) -> Result:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    libraries.prepare(job)
-    on_cpu = fork("cpu", folder, lambda: on_the_cpu(job))
-    size = on_cpu.said.get("size")
-    on_gpu = None
-    if on_cpu.problem not in (OUT_OF_TIME, OUT_OF_MEMORY):
-        on_gpu = fork("cuda", folder, lambda: on_the_virtual_gpu(job, size, folder))
-    result = judge.result(job, on_cpu, on_gpu, folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    return result
+def fork_on_gpu(job: Job, size: int | None, folder: Path, warm: Warm) -> tuple[Fork, api.Run]:
+    started = time.monotonic()
+    run = api.run(capture_job(job, on_the_virtual_gpu, job.key, size), directory=folder, warm=warm)
+    limit = OUT_OF_TIME if run.trace.is_timed_out else ""
+    return a_fork(folder, limit, run.trace.exit_status, time.monotonic() - started), run
+
+
+def capture_job(job: Job, function: Callable[..., object], *args: Any) -> foretell_jobs.Job:
+    settings = {
+        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error",
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    return foretell_jobs.Job(
+        command=(job.key,),
+        call=pickled(function, args, keeps_result=True),
+        gpu=gpus.find(GPU),
+        environment=foretell_jobs.changes(settings),
+        options=foretell_jobs.CaptureOptions(timeout_seconds=SECONDS, most_host_bytes=MOST_BYTES),
+    )
+
+
+def a_fork(folder: Path, limit: str, exit_status: int, seconds: float) -> Fork:
+    said: dict[str, Any] = result_of(folder) or {}
+    problem = said.get("problem", "" if said else f"exit code {exit_status}")
+    if exit_status < 0:
+        problem = signal.Signals(-exit_status).name
+    log = folder / OUTPUT
+    return Fork(
+        said=said,
+        problem=limit or problem,
+        traceback=said.get("traceback", ""),
+        log=log.read_text(errors="replace") if log.exists() else "",
+        exit_status=exit_status,
+        seconds=seconds,
+    )
 
 
 # --- in the forks -----------------------------------------------------------------------------------------------------
 
 
-def on_the_cpu(job: Job) -> dict[str, Any]:
+def on_the_cpu(key: str) -> dict[str, Any]:
     """The smallest size at which the steps really run; a model that runs at none fails by itself."""
-    error: Exception | None = None
-    size = None
+    job, error, size = Job.of(key), None, None
     for size in libraries.sizes(job):
         try:
             seed()
@@ -102,22 +121,31 @@ def on_the_cpu(job: Job) -> dict[str, Any]:
         else:
             # The optimizer may initialise CUDA by asking whether a graph is being captured.
             if torch.cuda.is_initialized() and torch.cuda.max_memory_allocated() > 0:
-                raise HarnessError("the model went to the GPU by itself")
+                return problem_of(HarnessError("the model moved itself to the GPU"), size)
             return {**said, "size": size}
     assert error is not None
-    error.size = size  # type: ignore[attr-defined]
-    raise error
+    return problem_of(error, size)
 
 
-def on_the_virtual_gpu(job: Job, size: int | None, folder: Path) -> dict[str, Any]:
-    os.environ["FORETELL_LOG"] = str(folder / "native")
-    inside.install({"directory": str(folder)})
+def on_the_virtual_gpu(key: str, size: int | None) -> dict[str, Any]:
     seed()
-    said = recorded(libraries.build(job, size), torch.device("cuda"))
+    try:
+        said = recorded(libraries.build(Job.of(key), size), torch.device("cuda"))
+    except Exception as error:
+        return problem_of(error, size)
     return {**said, "allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
 
 
+def problem_of(error: Exception, size: int | None) -> dict[str, Any]:
+    return {
+        "problem": f"{type(error).__name__}: {error}".strip(),
+        "traceback": "".join(traceback.format_exception(error)),
+        "size": size,
+    }
+
+
 def recorded(task: Task, device: torch.device) -> dict[str, Any]:
+    torch.set_num_threads(1)
     num_parameters = sum(parameter.numel() for parameter in task.model.parameters())
     record = recorder.Record()
     record.start()
@@ -126,88 +154,3 @@ def recorded(task: Task, device: torch.device) -> dict[str, Any]:
     finally:
         record.stop()
     return {"record": record.lines, "num_parameters": num_parameters}
-
-
-# --- around them ------------------------------------------------------------------------------------------------------
-
-
-def fork(device: Device, folder: Path, call: Callable[[], dict[str, Any]]) -> Fork:
-    started = time.monotonic()
-    answer, log = folder / f"answer-{device}", folder / f"log-{device}"
-    child = os.fork()
-    if child == 0:
-        in_fork(answer, log, call)
-    ending = wait(child, deadline=started + SECONDS[device])
-    _, status = os.waitpid(child, 0)
-    exit_status = os.waitstatus_to_exitcode(status)
-    said: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        said = json.loads(answer.read_text())
-    if not ending and exit_status < 0:
-        ending = signal.Signals(-exit_status).name
-    return Fork(
-        said=said,
-        problem=ending or said.get("problem", "" if said and exit_status == 0 else f"exit code {exit_status}"),
-        traceback=said.get("traceback", ""),
-        log=log.read_text(errors="replace") if log.exists() else "",
-        exit_status=exit_status,
-        seconds=time.monotonic() - started,
-    )
-
-
-def in_fork(answer: Path, log: Path, call: Callable[[], dict[str, Any]]) -> NoReturn:
-    """Runs it as a process of its own would: an exception goes through sys.excepthook, and exit handlers run."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Opened now: what is opened later goes to foretell's overlay.
-    answers = os.open(answer, os.O_WRONLY | os.O_CREAT)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    code = 0
-    try:
-        if torch.cuda._is_in_bad_fork():
-            raise HarnessError("CUDA was touched before the fork")
-        os.environ.pop(ASKS_NVML, None)
-        said = call()
-    except BaseException as error:
-        said = {
-            "problem": f"{type(error).__name__}: {error}".strip(),
-            "traceback": "".join(traceback.format_exception(error)),
-            "size": getattr(error, "size", None),
-        }
-        sys.excepthook(type(error), error, error.__traceback__)
-        code = 1
-    with os.fdopen(answers, "w") as file:
-        json.dump(said, file)
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not os._exit: the native log is written by a destructor. Not sys.exit: taking Python apart is slow.
-    ctypes.PyDLL(None).exit(code)
-    raise AssertionError("exit returned")
-
-
-def wait(child: int, *, deadline: float) -> str:
-    """Until the child has ended; one that takes too long or too much is ended."""
-    handle = os.pidfd_open(child)
-    try:
-        while not select.select([handle], [], [], 0.1)[0]:
-            ending = OUT_OF_TIME if time.monotonic() > deadline else OUT_OF_MEMORY if is_too_big(child) else ""
-            if ending:
-                os.kill(child, signal.SIGKILL)
-                return ending
-    finally:
-        os.close(handle)
-    return ""
-
-
-def is_too_big(pid: int) -> bool:
-    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() > MOST_BYTES
-    return False
-
-
-if __name__ == "__main__":
-    main()

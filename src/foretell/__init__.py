@@ -1,24 +1,40 @@
-"""Run your PyTorch training on a GPU you don't have, and know what it needs before it has one."""
+"""Run your PyTorch training script on a GPU you don't have, and see how much memory it needs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Estimate", "ForetellError", "ScriptError", "UnsupportedError", "UsageError", "__version__", "estimate"]
-
+__all__ = [
+    "CaptureOptions",
+    "Estimate",
+    "ForetellError",
+    "Job",
+    "Run",
+    "ScriptError",
+    "UnsupportedError",
+    "UsageError",
+    "__version__",
+    "estimate",
+    "run",
+]
 if TYPE_CHECKING:
-    from foretell.api import estimate
+    from foretell.api import Run, estimate, run
     from foretell.errors import ForetellError, ScriptError, UnsupportedError, UsageError
+    from foretell.jobs import CaptureOptions, Job
     from foretell.records import Estimate
 
 
 def __getattr__(name: str) -> Any:
     """Loads on first use, so that `foretell --help` starts at once."""
-    if name == "estimate":
-        from foretell.api import estimate
+    if name in ("Run", "estimate", "run"):
+        from foretell import api
 
-        return estimate
+        return getattr(api, name)
+    if name in ("CaptureOptions", "Job"):
+        from foretell import jobs
+
+        return getattr(jobs, name)
     if name == "Estimate":
         from foretell.records import Estimate
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 
 class ForetellError(Exception):
-    """What was given, what is allowed, what to do; shown without a traceback."""
+    """The message says what was given, what is allowed and what to do; it is shown without a traceback."""
 
     exit_code = 2
 
 
 class UsageError(ForetellError):
-    """The user asked for something that does not exist or does not go together."""
+    """The user asked for something that does not exist or cannot be combined."""
 
 
 class UnsupportedError(ForetellError):
-    """The environment or the job is one foretell cannot estimate (yet)."""
+    """foretell cannot estimate this job, or not in this environment."""
 
 
 class ScriptError(ForetellError):
-    """The user's own script failed by itself; its traceback has been shown already."""
+    """The script itself failed; its traceback has already been shown."""
 
     exit_code = 1
 

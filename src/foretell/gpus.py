@@ -1,4 +1,4 @@
-"""The table of cards (gpus.toml): turns a name a person types into a `Gpu`."""
+"""Looks up a GPU by name in the table gpus.toml."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Words that makers and shops put in front of or behind a name without changing which card it is.
+# Words in product names that do not change which card is meant.
 _NOISE = re.compile(r"\b(nvidia|geforce|tesla|generation|gpu|graphics card|edition|workstation)\b")
 
 
 def all_gpus() -> tuple[Gpu, ...]:
-    """Every card of the table, in its order: oldest generation first."""
+    """Every card in the order of the table: oldest generation first."""
     return tuple(_table().values())
 
 
 def find(text: str) -> Gpu:
-    """The card a person means: `rtx3060`, "RTX 3060", `a100-80gb`, `4090`, or the free form `24GiB,sm89[,128sms]`."""
+    """The card called `rtx3060`, "RTX 3060", `a100-80gb`, `4090`, or the free form `24GiB,sm89[,128sms]`."""
     if "," in text:
         return _described(text)
     names = _spellings()
@@ -38,14 +38,14 @@ def find(text: str) -> Gpu:
         if candidate in names:
             return _table()[names[candidate]]
     raise UsageError(
-        f"unknown GPU: {text!r}. {_suggestion(key)} `foretell gpus` lists all cards; "
-        "a card that is not listed can be described by its memory and compute capability, as in --gpu 24GiB,sm89."
+        f"unknown GPU: {text!r}. {_suggestion(key)} `foretell gpus` lists the known GPUs; "
+        "describe any other by its memory and compute capability, for example --gpu 24GiB,sm89."
     )
 
 
 def _described(text: str) -> Gpu:
-    """A card nobody listed. What is not said is taken from the listed card of that capability nearest in memory."""
-    usage = f"not a GPU: {text!r}. Describe one as MEMORY,smNN[,COUNTsms], as in 24GiB,sm89 or 24GiB,sm89,128sms."
+    """A card that is not in the table; the listed card of that capability nearest in memory supplies the rest."""
+    usage = f"not a GPU: {text!r}. Describe one as MEMORY,smNN[,COUNTsms], e.g. 24GiB,sm89 or 24GiB,sm89,128sms."
     parts = [part.strip() for part in text.split(",")]
     if not 2 <= len(parts) <= 3:
         raise UsageError(usage)
@@ -55,7 +55,7 @@ def _described(text: str) -> Gpu:
     if capability_match is None or (len(parts) == 3 and sms_match is None):
         raise UsageError(usage)
     if total_bytes < 256 * MIB:
-        raise UsageError(f"not a GPU: {text!r} has {total_bytes} bytes of memory. Write the unit too, as in 24GiB.")
+        raise UsageError(f"not a GPU: {text!r} has only {total_bytes} bytes of memory. Add a unit, for example 24GiB.")
     capability = (int(capability_match[1]), int(capability_match[2]))
     relatives = [gpu for gpu in all_gpus() if gpu.compute_capability == capability]
     if not relatives:
@@ -82,16 +82,16 @@ def _described(text: str) -> Gpu:
 
 def _suggestion(key: str) -> str:
     names = _spellings()
-    # Whoever types `rtx6000` means one of the cards that have it in their name, however long the rest.
+    # `rtx6000` probably means one of the cards whose name contains it, however long the rest of the name.
     close = [spelling for spelling in names if len(key) >= 2 and key in spelling]
     close += difflib.get_close_matches(key, names, n=12, cutoff=0.6)
     found = list(dict.fromkeys(names[spelling] for spelling in close))[:5]
-    return f"Did you mean {', '.join(found)}?" if found else "Nothing in the table comes near it."
+    return f"Did you mean {', '.join(found)}?" if found else "No similar name is known."
 
 
 @cache
 def _spellings() -> dict[str, str]:
-    """Normalised spelling -> name. Names win over aliases, and those over device names, which two cards may share."""
+    """Normalized spelling -> name. Names win over aliases, and aliases over device names, which are not unique."""
     raw = _raw()
     spellings: dict[str, str] = {_key(name): name for name in raw["gpu"]}
     for name, row in raw["gpu"].items():

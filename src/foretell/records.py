@@ -1,10 +1,13 @@
-"""The nouns that pass between foretell's rooms. Standard library only; bytes are integers."""
+"""The records that foretell's packages exchange. Standard library only; bytes are integers."""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args, overload
+
+from .units import format_bytes
 
 Phase = Literal["forward", "backward", "optimizer", "evaluation", "other"]
 Verdict = Literal["fits", "oom"]
@@ -20,15 +23,15 @@ class Gpu:
     """A card, as CUDA would describe it."""
 
     name: str
-    """How foretell's users write it: `rtx-3060`."""
+    """As users write it: `rtx-3060`."""
     device_name: str
-    """How CUDA writes it: `NVIDIA GeForce RTX 3060`."""
+    """As CUDA reports it: `NVIDIA GeForce RTX 3060`."""
     compute_capability: tuple[int, int]
     num_sms: int
     total_bytes: int
-    """`torch.cuda.get_device_properties(0).total_memory`: less than what is printed on the box."""
+    """`torch.cuda.get_device_properties(0).total_memory`: less than the advertised size."""
     is_measured: bool
-    """total_bytes was read off a real card, rather than derived from the size on the box."""
+    """total_bytes was read from a real card, not derived from the advertised size."""
     shared_bytes_per_block: int
     shared_bytes_per_block_optin: int
     shared_bytes_per_sm: int
@@ -43,10 +46,10 @@ class Gpu:
     fp32_flops: float
     """Peak, dense, without tensor cores."""
     tensor_flops: float
-    """Peak, dense, fp16/bf16 with fp32 accumulation on tensor cores; 0.0 where there are none."""
+    """Peak, dense, fp16/bf16 with fp32 accumulation on tensor cores; 0.0 if there are none."""
     pci_device_id: int
     context_bytes: int
-    """A first guess of what an empty CUDA process takes."""
+    """Estimated memory of an empty CUDA process."""
 
     def __post_init__(self) -> None:
         assert min(self.total_bytes, self.num_sms) > 0, f"{self.name}: {self.total_bytes} bytes, {self.num_sms} SMs"
@@ -54,7 +57,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """The most the job held, in the words of the README."""
+    """The peak memory of the job, by the terms of the README."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -62,9 +65,9 @@ class PeakMemory:
     context_bytes: int
     device_low_bytes: int
     device_high_bytes: int
-    """With `device_low_bytes` the interval that holds 95 of 100 runs."""
+    """With `device_low_bytes`, the interval that contains 95 % of runs."""
     request_bytes: int
-    """What to ask a scheduler for: 99 of 100 runs need less."""
+    """What to request from a scheduler: enough for 99 % of runs."""
 
     @property
     def device_bytes(self) -> int:
@@ -76,7 +79,7 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPeak:
-    """The most held during one optimizer step (from the end of the one before to its own end)."""
+    """The peak of one optimizer step, from the end of the previous step to its own end."""
 
     index: int
     peak_allocated_bytes: int
@@ -91,41 +94,47 @@ class OutOfMemory:
     phase: Phase
     requested_bytes: int
     message: str
-    """PyTorch's own words."""
+    """PyTorch's own message."""
     where: str | None
     """`file:line` in the user's code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryBytes:
-    """What a library takes on the card, outside PyTorch's allocator, once its first handle is made."""
+    """The memory a library uses outside PyTorch's allocator once its first handle exists."""
 
     cublas: int
     cudnn: int
     nccl: int
     cudnn_batch_norm: int = 0
-    """More of cuDNN, with the first batch normalization."""
+    """Additional memory of cuDNN from the first batch normalization on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureResult:
-    """One run of the user's command on the virtual GPU, and where it left what it knew."""
+class MeasuredConvolution:
+    """How much memory cuDNN asked for to compute one."""
 
-    directory: Path
-    command: tuple[str, ...]
-    gpu: Gpu
+    direction: Literal["forward", "weights", "data"]
+    element_bytes: int
+    x: tuple[int, int, int, int]
+    y: tuple[int, int, int, int]
+    w: tuple[int, int, int, int]
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What was measured on a real card (`foretell calibrate`), to be used instead of guesses."""
+
+    device_name: str
+    total_bytes: int
+    torch_version: str
+    cuda_version: str
+    cudnn_version: int
+    driver_version: str
     context_bytes: int
-    is_context_given: bool
-    """The user said what an empty process takes, so nothing about it is a guess."""
     libraries: LibraryBytes
-    exit_status: int
-    """Of the command, as `subprocess` counts: negative means killed by that signal."""
-    is_timed_out: bool
-    seconds: float
-    used_by_others_bytes: int = 0
-    """Of the card, by whoever else is on it."""
-    variables: tuple[tuple[str, str], ...] = ()
-    """Of the environment, set for this run alone."""
+    convolutions: tuple[MeasuredConvolution, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,27 +143,115 @@ class Block:
 
     address: int
     bytes: int
-    """As `memory_allocated` counts it: rounded up."""
+    """Rounded up, as in `memory_allocated`."""
     requested_bytes: int
     begin: int
-    """The number of the event that allocated it, among those of its device."""
+    """Index of the event that allocated it, among those of its device."""
     end: int | None
-    """Of the event that freed it; None: held to the end."""
+    """Index of the event that freed it; None if held to the end."""
     category: Category
     name: str | None
-    """Of the parameter or buffer that it is, or that it is the gradient or the state of."""
+    """The parameter or buffer it is, or whose gradient or state it is."""
     module: str | None
-    """`LlamaForCausalLM.model.layers.7.mlp.up_proj`; None: made outside of any module."""
+    """`LlamaForCausalLM.model.layers.7.mlp.up_proj`; None if allocated outside any module."""
     operator: str | None
     phase: Phase | Literal["recomputation"]
     step: int
     where: str | None
-    """`file:line` in the user's code, or in a library's where none of the user's was on the way."""
+    """`file:line` in the user's code, or in a library if no user code was involved."""
+
+
+class BlockKind(NamedTuple):
+    """Everything about a block except its size and time: every step allocates the same tensors at the same places."""
+
+    category: Category
+    name: str | None
+    module: str | None
+    operator: str | None
+    phase: Phase | Literal["recomputation"]
+    where: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blocks(Sequence[Block]):
+    """Blocks in columns, of which a long run has millions; a `Block` is made for whoever asks for one."""
+
+    address: array[int]
+    bytes: array[int]
+    requested_bytes: array[int]
+    begin: array[int]
+    end: array[int]
+    """-1: held to the end."""
+    step: array[int]
+    kind: array[int]
+    """Index into `kinds`."""
+    kinds: tuple[BlockKind, ...]
+    """In the order of their first block."""
+
+    @classmethod
+    def of(cls, blocks: Iterable[Block]) -> Blocks:
+        if isinstance(blocks, Blocks):
+            return blocks
+        rows = list(blocks)
+        kinds: dict[BlockKind, int] = {}
+        kind = array("q", (kinds.setdefault(kind_of(block), len(kinds)) for block in rows))
+
+        def column(values: Iterable[int]) -> array[int]:
+            return array("q", values)
+
+        return cls(
+            address=array("Q", (block.address for block in rows)),
+            bytes=column(block.bytes for block in rows),
+            requested_bytes=column(block.requested_bytes for block in rows),
+            begin=column(block.begin for block in rows),
+            end=column(-1 if block.end is None else block.end for block in rows),
+            step=column(block.step for block in rows),
+            kind=kind,
+            kinds=tuple(kinds),
+        )
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    @overload
+    def __getitem__(self, at: int) -> Block: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Block]: ...
+    def __getitem__(self, at: int | slice) -> Block | Sequence[Block]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(len(self))[at]]
+        category, name, module, operator, phase, where = self.kinds[self.kind[at]]
+        return Block(
+            address=self.address[at],
+            bytes=self.bytes[at],
+            requested_bytes=self.requested_bytes[at],
+            begin=self.begin[at],
+            end=None if self.end[at] < 0 else self.end[at],
+            category=category,
+            name=name,
+            module=module,
+            operator=operator,
+            phase=phase,
+            step=self.step[at],
+            where=where,
+        )
+
+    def __iter__(self) -> Iterator[Block]:
+        return (self[number] for number in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Block.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def kind_of(block: Block) -> BlockKind:
+    return BlockKind(block.category, block.name, block.module, block.operator, block.phase, block.where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """From this event on, until the next span begins."""
+    """From this event until the next span begins."""
 
     begin: int
     step: int
@@ -163,12 +260,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What the allocator got from CUDA in one piece, or a run of mapped pages of an expandable segment."""
+    """One piece of memory from CUDA, or a run of mapped pages of an expandable segment."""
 
     address: int
     bytes: int
     is_small: bool
-    """Of the pool for requests up to 1 MiB."""
+    """Belongs to the pool for requests up to 1 MiB."""
     parts: tuple[tuple[int, int, int | None], ...]
     """Offset, bytes, and which of `Attribution.blocks` it is; None: free."""
 
@@ -177,8 +274,9 @@ class Segment:
 class Attribution:
     """Who held the memory of one device, and when. Events are numbered from 0, and levels are those after an event."""
 
+    device: int
     num_events: int
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     """In the order of their allocation."""
     spans: tuple[Span, ...]
     reserved: tuple[tuple[int, int], ...]
@@ -228,7 +326,7 @@ class Advice:
     """On the job's card, with the change."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Estimate:
     """The answer: what the job needs on that card, and how sure that is."""
 
@@ -260,3 +358,39 @@ class Estimate:
     leaks: tuple[Leak, ...] = ()
     advice: tuple[Advice, ...] | None = None
     """None: not asked for."""
+
+    def __str__(self) -> str:
+        """Two lines: the verdict, and what it needs."""
+        peak, free = self.peak, self.gpu.total_bytes - self.used_by_others_bytes
+        verdict = "fits" if self.verdict == "fits" else "runs out of memory"
+        sizes = (peak.device_bytes, peak.device_low_bytes, peak.device_high_bytes, peak.request_bytes)
+        needs, low, high, request = map(format_bytes, sizes)
+        return (
+            f"{verdict} on {self.gpu.device_name}: {needs} of {format_bytes(free)} ({low} to {high})\n"
+            f"allocated {format_bytes(peak.allocated_bytes)}, reserved {format_bytes(peak.reserved_bytes)}, "
+            f"request {request}; {len(self.steps)} steps, torch {self.torch_version}"
+        )
+
+    def __repr__(self) -> str:
+        needs = format_bytes(self.peak.device_bytes)
+        return f"<Estimate: {self.verdict} on {self.gpu.name}, {needs} of {format_bytes(self.gpu.total_bytes)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from .report import notebook
+
+        return notebook.render(self)
+
+    def to_json(self) -> str:
+        """Schema `foretell.estimate/1`, as `foretell run --json` writes it."""
+        from .report import json
+
+        return json.render(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Estimate:
+        """Reads what `to_json` of this foretell or an older one wrote. `attribution` is None then: JSON carries only
+        its sums and largest blocks. Raises `TraceError` where it is something else, or damaged."""
+        from .report import json
+
+        return json.read(text)

@@ -1,10 +1,10 @@
-"""Bytes as people write and read them. Inside foretell bytes are integers everywhere."""
+"""Parsing and formatting sizes. Inside foretell, sizes are integer bytes everywhere."""
 
 from __future__ import annotations
 
 import re
 
-from foretell.errors import UsageError
+from .errors import UsageError
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -20,11 +20,11 @@ _FACTORS = {
 
 
 def parse_bytes(text: str) -> int:
-    """'22GiB', '800 MiB', '1.5GB' or a plain number of bytes."""
+    """Parses '22GiB', '800 MiB', '1.5GB' or a plain number of bytes."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise UsageError(f"not a size: {text!r}. Write a number and a unit, as in 22GiB, 800MiB or 1.5GB.")
+        raise UsageError(f"not a size: {text!r}. Give a number and a unit, for example 22GiB, 800MiB or 1.5GB.")
     return round(float(match[1]) * factor)
 
 

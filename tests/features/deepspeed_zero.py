@@ -2,13 +2,21 @@
 
 import gc
 import os
+import socket
 
 import deepspeed
 import torch
 from common import note_peaks, report
 from torch import nn
 
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29512", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+
+def free_port() -> str:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return str(asked.getsockname()[1])
+
+
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
 
 
 def train(stage: int, precision: dict[str, object], dtype: torch.dtype) -> None:

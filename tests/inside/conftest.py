@@ -1,4 +1,4 @@
-"""Fixtures: a script run on the virtual GPU with the hooks of `capture/inside`, and what it left behind."""
+"""Fixtures: a script run on the virtual GPU with the hooks of `inside`, and what it left behind."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from foretell.protocol.journal import mistake_in, mistake_in_types
+from foretell.runs import Program, Warm, Watch, find_torch
+from foretell.runs.imports import worth_importing
+
 ROOT = Path(__file__).resolve().parents[2]
-BOOTSTRAP = ROOT / "src" / "foretell" / "capture" / "bootstrap"
+BOOTSTRAP = ROOT / "src" / "foretell" / "inside" / "bootstrap"
 VIRTUAL = ROOT / "src" / "foretell" / "virtual"
 
 
@@ -54,17 +58,21 @@ Run = Callable[..., Captured]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Each is as the protocol says."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        values = {name: value for name, value in line.items() if name not in ("kind", "time_us")}
+        mistake = mistake_in(line["kind"], values) or mistake_in_types(line["kind"], values)
+        assert mistake is None, mistake
+    return lines
 
 
 @pytest.fixture(scope="session")
 def python() -> str:
     """An interpreter with a CUDA build of torch; FORETELL_TEST_PYTHON chooses another one."""
     executable = os.environ.get("FORETELL_TEST_PYTHON", sys.executable)
-    asked = subprocess.run(
-        [executable, "-c", "import torch; print(torch.version.cuda or '')"], capture_output=True, text=True
-    )
-    if not asked.stdout.strip():
+    torch = find_torch(executable)
+    if torch is None or torch.cuda is None:
         pytest.skip(f"{executable} has no CUDA build of torch")
     return executable
 
@@ -80,28 +88,55 @@ def virtual_gpu() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def capture(python: str, virtual_gpu: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """`capture("import torch ...", steps="auto")` runs the text as a script; `hooks=False` leaves all hooks out."""
+def capture(python: str, virtual_gpu: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """`capture("import torch ...", steps="auto")` runs the text as a script; `hooks=False` leaves all hooks out.
+
+    Each is a fork of one process that has imported torch. `cold=True` starts a Python of its own: for tests of the
+    start and the end of an interpreter, and for packages that would be imported before the fork, so before the hooks.
+    """
+    warm = Warm()
 
     def run(
         script: str,
         *arguments: str,
         hooks: bool = True,
+        cold: bool = False,
         folder: Path | None = None,
         environment: dict[str, str] | None = None,
         **options: Any,
     ) -> Captured:
         folder = folder or tmp_path_factory.mktemp("work")
         directory = tmp_path_factory.mktemp("capture")
-        file = tmp_path_factory.mktemp("script") / "train.py"
-        file.write_text(textwrap.dedent(script))
+        place = tmp_path_factory.mktemp("script")
+        (place / "train.py").write_text(textwrap.dedent(script))
         env = {**os.environ, **virtual_gpu, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})}
         if hooks:
             env["FORETELL_CAPTURE"] = json.dumps({"directory": str(directory), **options})
+        if hooks or not cold:  # without FORETELL_CAPTURE the bootstrap does nothing, and all forks have one parent
             env["PYTHONPATH"] = str(BOOTSTRAP)
-        process = subprocess.run(
-            [python, str(file), *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=240
+        program = Program(
+            argv=(python, str(place / "train.py"), *arguments),
+            environment=env,
+            cwd=folder,
+            stdout=place / "stdout",
+            stderr=place / "stderr",
+            timeout_seconds=240,
         )
-        return Captured(process.returncode, process.stdout, process.stderr, directory, folder)
+        if cold:
+            code = _run_cold(program)
+        else:
+            imported = worth_importing(program.argv[1:], folder)
+            assert not imported, f"{imported} would be imported for all later tests as well: cold=True"
+            code = warm.run(program, Watch(directory)).exit_status
+        return Captured(code, (place / "stdout").read_text(), (place / "stderr").read_text(), directory, folder)
 
-    return run
+    yield run
+    warm.close()
+
+
+def _run_cold(program: Program) -> int:
+    with open(program.stdout, "w") as stdout, open(program.stderr, "w") as stderr:
+        return subprocess.run(
+            program.argv, cwd=program.cwd, env=program.environment, stdout=stdout, stderr=stderr,
+            timeout=program.timeout_seconds,
+        ).returncode  # fmt: skip

@@ -24,7 +24,7 @@ def options(folder: Path) -> str:
 
 
 def test_without_the_variable_nothing_is_loaded() -> None:
-    process = start("import sys; print('foretell_inside' in sys.modules, sys.meta_path[0])")
+    process = start("import sys; print('foretell_child' in sys.modules, sys.meta_path[0])")
     assert process.stdout.startswith("False")
 
 
@@ -44,7 +44,7 @@ def test_the_hidden_sitecustomize_runs_with_and_without_a_capture(tmp_path: Path
 def test_a_capture_that_cannot_start_says_so_and_the_script_runs() -> None:
     process = start("print('runs')", FORETELL_CAPTURE="{not json")
     assert (process.returncode, process.stdout) == (0, "runs\n")
-    assert process.stderr.startswith("foretell: the capture could not start: JSONDecodeError")
+    assert process.stderr.startswith("foretell: could not start recording: JSONDecodeError")
     assert process.stderr.count("\n") == 1
 
 
@@ -58,13 +58,13 @@ def test_only_the_first_process_writes_a_journal_for_nothing(tmp_path: Path) -> 
 
 def test_a_full_disk_does_not_end_the_script(tmp_path: Path) -> None:
     full = (
-        "import sys; module = sys.modules['foretell_inside'].journal\n"
+        "import sys; module = sys.modules['foretell_child.inside.journal']\n"
         "def full(*_): raise OSError(28, 'No space left on device')\n"
         "module._write = full; print('runs')"
     )
     process = start(full, FORETELL_CAPTURE=options(tmp_path))
     assert (process.returncode, process.stdout) == (0, "runs\n")
-    assert process.stderr.count("the journal cannot be written any more") == 1
+    assert process.stderr.count("cannot write the journal any more") == 1
 
 
 def test_a_forked_child_stays_out_of_its_parents_journal(tmp_path: Path) -> None:

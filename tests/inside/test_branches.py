@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import foretell.capture
+import foretell
 
 
 def load_branches() -> ModuleType:
-    path = Path(foretell.capture.__file__).parent / "inside" / "branches.py"
+    path = Path(foretell.__file__).parent / "inside" / "values" / "branches.py"
     spec = importlib.util.spec_from_file_location("branches_under_test", path)
     assert spec is not None
     assert spec.loader is not None

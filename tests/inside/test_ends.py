@@ -6,7 +6,7 @@ from .conftest import Run
 
 
 def test_an_uncaught_error_is_noted_and_its_traceback_is_the_users_own(capture: Run) -> None:
-    captured = capture("def fail():\n    raise ValueError('no')\nfail()").check(1)
+    captured = capture("def fail():\n    raise ValueError('no')\nfail()", cold=True).check(1)
     assert captured.stderr.endswith("ValueError: no\n")
     assert captured.stderr.startswith("Traceback (most recent call last):\n")
     line = captured.one("exception")
@@ -16,13 +16,13 @@ def test_an_uncaught_error_is_noted_and_its_traceback_is_the_users_own(capture: 
 
 
 def test_a_script_with_its_own_excepthook_is_noted_too(capture: Run) -> None:
-    captured = capture("import sys; sys.excepthook = lambda *_: print('mine'); 1 / 0").check(1)
+    captured = capture("import sys; sys.excepthook = lambda *_: print('mine'); 1 / 0", cold=True).check(1)
     assert captured.said == ["mine"]
     assert captured.one("exception")["type"] == "ZeroDivisionError"
 
 
 def test_sys_exit_keeps_its_code(capture: Run) -> None:
-    captured = capture("import sys; sys.exit(7)").check(7)
+    captured = capture("import sys; sys.exit(7)", cold=True).check(7)
     assert captured.lines("exception") == []
     assert captured.lines("end")
 

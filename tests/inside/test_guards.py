@@ -21,7 +21,7 @@ def test_several_ranks_are_refused_whatever_the_script_catches(capture: Run, tmp
     captured = capture(DISTRIBUTED, str(tmp_path), "2").check(2)
     assert captured.stdout == ""
     line = captured.one("unsupported")
-    assert line["what"] == "several ranks (world_size=2) are not supported yet"
+    assert line["what"] == "multi-process training (world_size=2) is not supported yet"
     assert "torchrun" in line["hint"]
 
 

@@ -28,9 +28,9 @@ LOOP = """
 @pytest.mark.parametrize(
     ("keep", "name", "what"),
     [
-        ("kept.append(out)", "kept", "a list of tensors that grows"),
-        ("kept.append({'out': out, 'step': step})", "kept", "a list of tensors that grows"),
-        ("seen[step] = out.detach()", "seen", "a dict of tensors that grows"),
+        ("kept.append(out)", "kept", "a growing list of tensors"),
+        ("kept.append({'out': out, 'step': step})", "kept", "a growing list of tensors"),
+        ("seen[step] = out.detach()", "seen", "a growing dict of tensors"),
         ("total = total + model(out.detach()[:, :512]).mean()", "total", "a sum that keeps the graph of each step"),
     ],
 )

@@ -20,5 +20,6 @@ SCRIPT = """
 
 
 def test_the_memory_in_use_is_that_of_the_card_the_process_sees(capture: Run) -> None:
-    run = capture(SCRIPT, hooks=False, environment={"CUDA_VISIBLE_DEVICES": "1"}).check()
+    # Cold: NVML reads the variable once, and torch may have asked NVML when it was imported.
+    run = capture(SCRIPT, hooks=False, cold=True, environment={"CUDA_VISIBLE_DEVICES": "1"}).check()
     assert run.said == ["0 0 1", "1 0 1"]

@@ -13,11 +13,12 @@ def test_a_tracker_in_use_is_noted_and_one_only_imported_is_not(capture: Run, tm
     captured = capture(
         "import sys; sys.path.insert(0, sys.argv[1]); import wandb, comet_ml; wandb.init(); wandb.init()",
         str(tmp_path),
+        cold=True,  # the variables are set before anything is imported
     ).check()
     assert captured.said == ["disabled", "disabled"]
     assert [line["what"] for line in captured.lines("not_sent")] == ["Weights & Biases"]
 
 
 def test_offline_can_be_switched_off(capture: Run) -> None:
-    captured = capture("import os; print(os.environ.get('WANDB_MODE'))", offline=False, environment={}).check()
+    captured = capture("import os; print(os.environ.get('WANDB_MODE'))", offline=False, cold=True).check()
     assert captured.said == ["None"]

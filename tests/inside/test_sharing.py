@@ -1,4 +1,5 @@
-"""Device memory that torch.multiprocessing sends to another process: CUDA IPC."""
+"""Device memory that torch.multiprocessing sends to another process: CUDA IPC. Cold: the other one is spawned from the
+command line of the first."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_a_tensor_sent_to_another_process_is_the_producers_memory_and_has_its_va
     capture: Run, allocator: str
 ) -> None:
     environment = {"PYTORCH_CUDA_ALLOC_CONF": allocator, "PYTORCH_ALLOC_CONF": allocator}
-    said = json.loads(capture(TWO_PROCESSES, environment=environment, steps="all").check().said[-1])
+    said = json.loads(capture(TWO_PROCESSES, environment=environment, steps="all", cold=True).check().said[-1])
     child = said["child"]
     assert (child["first"], child["sum"], child["large"]) == ([0, 1, 2, 3, 4], 10, 499_999)
     assert child["float"] == 1.0, "what is not known has a stand-in, not what lies in the memory"
@@ -109,4 +110,4 @@ def test_a_child_that_dies_early_leaves_the_producer_going(capture: Run) -> None
             sys.stdout.flush()
             os._exit(0)
     """
-    assert capture(script, steps="all").check().said[-1] == "5 [4, 4]"
+    assert capture(script, steps="all", cold=True).check().said[-1] == "5 [4, 4]"

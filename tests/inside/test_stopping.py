@@ -176,6 +176,7 @@ def test_trainer_ends_with_an_evaluation_and_a_checkpoint_and_keeps_the_users(ca
         trainer.train()
         print(trainer.state.global_step, sorted(os.listdir("out")))
         """,
+        cold=True,  # transformers is imported after the hooks
     )
     if captured.code == 77:
         pytest.skip("transformers is not installed")

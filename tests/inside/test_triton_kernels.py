@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-import foretell.capture
+from foretell.inside.values import triton_kernels
 
-
-def load_triton_kernels() -> Any:
-    path = Path(foretell.capture.__file__).parent / "inside" / "triton_kernels.py"
-    spec = importlib.util.spec_from_file_location("triton_kernels_under_test", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-triton_kernels = load_triton_kernels()
 HEAD = "tt.func public @k(%x: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %n: i32 loc(#l), %y: !tt.ptr<i64>) {\n"
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from foretell.capture.inside.distributed import _world_size
-from foretell.capture.inside.history import NO_STACK, window
-from foretell.capture.inside.kernels import has_kernels_for
-from foretell.capture.inside.loaders import _expects_an_end
-from foretell.capture.inside.oom import format_size
-from foretell.capture.inside.protected import Protected
-from foretell.capture.inside.where import where_raised
+from foretell.inside.files.protected import Protected
+from foretell.inside.guard.architectures import has_kernels_for
+from foretell.inside.guard.distributed import _world_size
+from foretell.inside.stop.loaders import _expects_an_end
+from foretell.inside.watch.history import window
+from foretell.inside.watch.oom import format_size
+from foretell.inside.where import where_raised
+from foretell.protocol.history import COLUMNS
+from foretell.protocol.marks import NOTHING
 
 
 @pytest.mark.parametrize(
@@ -69,16 +72,26 @@ def test_a_window_of_the_history_has_each_stack_and_frame_once() -> None:
         {**alloc, "frames": [native, frame]},
         {**alloc, "action": "free_completed", "frames": []},
     ]
-    assert window(0, entries) == {
-        "device": 0,
-        "entries": [
-            ["alloc", 512, 100, 0, 7, 0],
-            ["alloc", 512, 100, 0, 7, 0],
-            ["free_completed", 512, 100, 0, 7, NO_STACK],
-        ],
-        "stacks": [[0]],
-        "frames": [["/home/me/train.py", 3, "step"]],
+    written = window(0, entries)
+    columns = {name: array(letter, written["columns"][name]).tolist() for name, letter in COLUMNS.items()}
+    assert columns == {
+        "time_us": [7, 7, 7],
+        "action": [0, 0, 2],
+        "address": [512, 512, 512],
+        "size": [100, 100, 100],
+        "stream": [0, 0, 0],
+        "stack": [0, 0, NOTHING],
+        "origin": [NOTHING, NOTHING, NOTHING],
     }
+    assert (written["stacks"], written["frames"]) == ([[0]], [["/home/me/train.py", 3, "step"]])
+
+
+def test_a_window_of_the_history_has_each_origin_once() -> None:
+    alloc = {"action": "alloc", "addr": 512, "size": 100, "stream": 0, "time_us": 7, "frames": []}
+    origin = ("aten.mm", None, "Net.linear", None, "forward")
+    written = window(0, [{**alloc, "origin": origin}, alloc, {**alloc, "origin": origin}])
+    assert array("i", written["columns"]["origin"]).tolist() == [0, NOTHING, 0]
+    assert written["origins"] == [list(origin)]
 
 
 class Endless:

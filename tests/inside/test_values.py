@@ -189,3 +189,18 @@ def test_scores_nobody_knows_are_sorted_into_some_order(capture: Run) -> None:
     run = capture(script).check()
     assert run.said == ["[4, 4, 4] [0, 1, 2]"]
     assert {line["what"] for line in run.lines("unknown_read")} == {"sort", "argsort"}
+
+
+def test_how_many_boxes_torchvision_keeps_is_known_where_the_boxes_are(capture: Run) -> None:
+    pytest.importorskip("torchvision")
+    run = capture(
+        PROLOGUE
+        + textwrap.dedent("""
+        import torch, torchvision
+        boxes = torch.tensor([[0., 0., 9., 9.], [0., 0., 9., 8.], [20., 20., 30., 30.]], device=D)
+        say(torchvision.ops.nms(boxes, torch.tensor([0.9, 0.8, 0.7], device=D), 0.5).tolist())
+        """),
+        "cuda",
+        cold=True,  # torchvision is imported after the hooks
+    )
+    assert said(run) == ["SAY [0, 2]"]

@@ -1,6 +1,8 @@
-/* The virtual GPU's rules at the level of CUDA calls, without torch. Run under valgrind or with the address sanitizer (make native-test).
- * Prints a line a rule; the exit code says whether all held. */
+/* The virtual GPU's rules at the level of CUDA calls, without torch. Run under valgrind or with the address
+ * sanitizer (make native-test). Prints a line a rule; the exit code says whether all held. */
 #include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,32 +14,42 @@
 
 int cudaGetDeviceCount(int *), cudaSetDevice(int), cudaGetDevice(int *), cudaMalloc(void **, size_t), cudaFree(void *),
     cudaMemGetInfo(size_t *, size_t *), cudaMemcpy(void *, const void *, size_t, int), cudaMemset(void *, int, size_t),
-    cudaMallocAsync(void **, size_t, void *), cudaFreeAsync(void *, void *), cudaDeviceSynchronize(void), cudaGetLastError(void),
-    cudaPeekAtLastError(void), cudaHostAlloc(void **, size_t, unsigned), cudaFreeHost(void *), cudaDeviceGetDefaultMemPool(void **, int),
-    cudaMemPoolGetAttribute(void *, int, void *), cudaMemPoolTrimTo(void *, size_t), cudaEventCreateWithFlags(void **, unsigned),
-    cudaEventRecord(void *, void *), cudaEventQuery(void *), cudaEventSynchronize(void *), cudaEventDestroy(void *),
-    cudaEventElapsedTime(float *, void *, void *), cudaStreamCreateWithPriority(void **, unsigned, int), cudaStreamSynchronize(void *),
-    cudaStreamDestroy(void *), cudaStreamBeginCapture(void *, int), cudaStreamEndCapture(void *, void **), cudaStreamIsCapturing(void *, int *),
-    cudaGraphInstantiate(void **, void *, unsigned long long), cudaGraphLaunch(void *, void *), cudaGraphDestroy(void *),
-    cudaGraphExecDestroy(void *), cudaGraphGetNodes(void *, void **, size_t *), cudaStreamBeginCaptureToGraph(void);
-int cudaMallocManaged(void **, size_t, unsigned), cudaMemPrefetchAsync(const void *, size_t), cudaMemAdvise(const void *, size_t);
+    cudaMallocAsync(void **, size_t, void *), cudaFreeAsync(void *, void *), cudaDeviceSynchronize(void),
+    cudaGetLastError(void), cudaPeekAtLastError(void), cudaHostAlloc(void **, size_t, unsigned), cudaFreeHost(void *),
+    cudaDeviceGetDefaultMemPool(void **, int), cudaMemPoolGetAttribute(void *, int, void *),
+    cudaMemPoolTrimTo(void *, size_t), cudaEventCreateWithFlags(void **, unsigned), cudaEventRecord(void *, void *),
+    cudaEventQuery(void *), cudaEventSynchronize(void *), cudaEventDestroy(void *),
+    cudaEventElapsedTime(float *, void *, void *), cudaStreamCreateWithPriority(void **, unsigned, int),
+    cudaStreamSynchronize(void *), cudaStreamDestroy(void *), cudaStreamBeginCapture(void *, int),
+    cudaStreamEndCapture(void *, void **), cudaStreamIsCapturing(void *, int *),
+    cudaGraphInstantiate(void **, void *, unsigned long long), cudaGraphLaunch(void *, void *),
+    cudaGraphDestroy(void *), cudaGraphExecDestroy(void *), cudaGraphGetNodes(void *, void **, size_t *),
+    cudaStreamBeginCaptureToGraph(void);
+int cudaMallocManaged(void **, size_t, unsigned), cudaMemPrefetchAsync(const void *, size_t),
+    cudaMemAdvise(const void *, size_t);
 typedef struct { char bytes[64]; } Handle;
-int cudaIpcGetMemHandle(Handle *, void *), cudaIpcOpenMemHandle(void **, Handle, unsigned), cudaIpcCloseMemHandle(void *), cudaIpcGetEventHandle(Handle *, void *);
-int cuMemAddressReserve(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long), cuMemAddressFree(uintptr_t, size_t),
-    cuMemCreate(uint64_t *, size_t, const void *, unsigned long long), cuMemRelease(uint64_t), cuMemUnmap(uintptr_t, size_t),
-    cuMemMap(uintptr_t, size_t, size_t, uint64_t, unsigned long long), cuMemGetAddressRange_v2(uintptr_t *, size_t *, uintptr_t),
-    cuGetProcAddress_v2(const char *, void **, int, unsigned long long, int *), cuModuleLoadData(void **, const void *), cuModuleUnload(void *),
-    cuModuleGetFunction(void **, void *, const char *),
-    cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+int cudaIpcGetMemHandle(Handle *, void *), cudaIpcOpenMemHandle(void **, Handle, unsigned),
+    cudaIpcCloseMemHandle(void *), cudaIpcGetEventHandle(Handle *, void *);
+int cuMemAddressReserve(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long),
+    cuMemAddressFree(uintptr_t, size_t), cuMemCreate(uint64_t *, size_t, const void *, unsigned long long),
+    cuMemRelease(uint64_t), cuMemUnmap(uintptr_t, size_t),
+    cuMemMap(uintptr_t, size_t, size_t, uint64_t, unsigned long long),
+    cuMemGetAddressRange_v2(uintptr_t *, size_t *, uintptr_t),
+    cuGetProcAddress_v2(const char *, void **, int, unsigned long long, int *), cuModuleLoadData(void **, const void *),
+    cuModuleUnload(void *), cuModuleGetFunction(void **, void *, const char *),
+    cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                   void **);
 struct PointerAttributes { int type, device; void *device_pointer, *host_pointer; };
 int cudaPointerGetAttributes(struct PointerAttributes *, const void *);
-void foretell_know(uintptr_t, size_t), foretell_forget(uintptr_t, size_t), foretell_abandon(uintptr_t, size_t), foretell_publish(uintptr_t, size_t),
-    foretell_real_copies(int);
+void foretell_know(uintptr_t, size_t), foretell_forget(uintptr_t, size_t), foretell_abandon(uintptr_t, size_t),
+    foretell_publish(uintptr_t, size_t), foretell_real_copies(int);
 int foretell_is_known(uintptr_t, size_t), foretell_unimplemented_count(void);
 const char *foretell_unimplemented_name(int);
 
 static int num_failures;
-#define CHECK(condition) do { if (!(condition)) { num_failures++; printf("  FAILED line %d: %s\n", __LINE__, #condition); } } while (0)
+#define CHECK(condition) do { \
+    if (!(condition)) num_failures++, printf("  FAILED line %d: %s\n", __LINE__, #condition); \
+} while (0)
 
 static size_t free_bytes(void) {
     size_t free_now, total;
@@ -79,6 +91,35 @@ static void freeing_what_is_not_there_is_an_error(void) {
     CHECK(cudaMalloc(&a, MIB) == 0);
     CHECK(cudaFree((char *)a + 512) == 1);
     CHECK(cudaFree(a) == 0 && cudaFree(a) == 1 && cudaFree(NULL) == 0);
+    cudaGetLastError();
+}
+
+typedef struct { void *addresses[64]; pthread_barrier_t *start; int num_freed; } Freeing;
+
+static void *free_all(void *data) {
+    Freeing *freeing = data;
+    pthread_barrier_wait(freeing->start);
+    for (int i = 0; i < 64; i++) freeing->num_freed += cudaFreeAsync(freeing->addresses[i], NULL) == 0;
+    return NULL;
+}
+
+static void of_two_threads_that_free_the_same_memory_one_gets_an_error(void) {
+    int num_freed = 0;
+    for (int round = 0; round < 200; round++) {
+        pthread_barrier_t start;
+        pthread_t thread;
+        Freeing here = {.start = &start}, there = {.start = &start};
+        for (int i = 0; i < 64; i++) CHECK(cudaMallocAsync(&here.addresses[i], 512, NULL) == 0);
+        memcpy(there.addresses, here.addresses, sizeof here.addresses);
+        pthread_barrier_init(&start, NULL, 2);
+        pthread_create(&thread, NULL, free_all, &there);
+        free_all(&here);
+        pthread_join(thread, NULL);
+        pthread_barrier_destroy(&start);
+        num_freed += here.num_freed + there.num_freed;
+    }
+    CHECK(num_freed == 200 * 64);
+    CHECK(cudaDeviceSynchronize() == 0);
     cudaGetLastError();
 }
 
@@ -150,7 +191,8 @@ static void virtual_memory_is_charged_when_created_and_freed_when_unmapped_and_r
     CHECK(cuMemAddressReserve(&range, 4 * bytes, 0, 0, 0) == 0 && free_bytes() == before);
     CHECK(cuMemCreate(&handle, bytes, properties, 0) == 0 && before - free_bytes() == bytes);
     CHECK(cuMemMap(range, bytes, 0, handle, 0) == 0);
-    CHECK(cuMemCreate(&second, bytes, properties, 0) == 0 && cuMemMap(range, bytes, 0, second, 0) == 1); /* already mapped */
+    /* already mapped */
+    CHECK(cuMemCreate(&second, bytes, properties, 0) == 0 && cuMemMap(range, bytes, 0, second, 0) == 1);
     CHECK(cuMemMap(range + bytes, bytes, 0, second, 0) == 0 && cuMemRelease(second) == 0);
     CHECK(cuMemGetAddressRange_v2(&base, &length, range + bytes + 5) == 0 && base == range + bytes && length == bytes);
     CHECK(cuMemRelease(handle) == 0 && before - free_bytes() == 2 * bytes); /* still mapped */
@@ -162,7 +204,8 @@ static void pointers_say_what_they_are(void) {
     struct PointerAttributes attributes;
     void *device, *host, *plain = malloc(16);
     CHECK(cudaMalloc(&device, MIB) == 0 && cudaHostAlloc(&host, 100, 0) == 0);
-    CHECK(cudaPointerGetAttributes(&attributes, (char *)device + 1000) == 0 && attributes.type == 2 && attributes.device == 0);
+    CHECK(cudaPointerGetAttributes(&attributes, (char *)device + 1000) == 0 && attributes.type == 2 &&
+          attributes.device == 0);
     CHECK(cudaPointerGetAttributes(&attributes, host) == 0 && attributes.type == 1);
     CHECK(cudaPointerGetAttributes(&attributes, plain) == 0 && attributes.type == 0);
     CHECK(cudaFreeHost(host) == 0 && cudaFreeHost(host) == 1 && cudaFree(device) == 0);
@@ -173,7 +216,8 @@ static void pointers_say_what_they_are(void) {
 static void an_event_is_complete_after_a_synchronisation_or_1024_launches(void) {
     void *event, *other, *stream;
     float milliseconds = 0;
-    CHECK(cudaEventCreateWithFlags(&event, 0) == 0 && cudaEventCreateWithFlags(&other, 0) == 0 && cudaEventQuery(event) == 0);
+    CHECK(cudaEventCreateWithFlags(&event, 0) == 0 && cudaEventCreateWithFlags(&other, 0) == 0 &&
+          cudaEventQuery(event) == 0);
     CHECK(cudaStreamCreateWithPriority(&stream, 1, 0) == 0);
     launch(1);
     CHECK(cudaEventRecord(event, stream) == 0 && cudaEventQuery(event) == 600);
@@ -184,7 +228,8 @@ static void an_event_is_complete_after_a_synchronisation_or_1024_launches(void) 
     CHECK(cudaEventQuery(event) == 600);
     launch(1);
     CHECK(cudaEventQuery(event) == 0);
-    CHECK(cudaEventRecord(other, stream) == 0 && cudaEventElapsedTime(&milliseconds, event, other) == 0 && milliseconds > 0);
+    CHECK(cudaEventRecord(other, stream) == 0 && cudaEventElapsedTime(&milliseconds, event, other) == 0 &&
+          milliseconds > 0);
     int patience = 0;
     while (cudaEventQuery(other) == 600) patience++; /* a host that polls is not left waiting for ever */
     CHECK(patience > 0 && patience <= 64);
@@ -216,7 +261,8 @@ struct Parameters { long count; float *written; char rest[496]; };
 
 static void what_an_extensions_kernel_may_write_is_forgotten(void) {
     void *scale, *fill, *address;
-    CHECK(cuModuleGetFunction(&scale, NULL, "_Z5scaleIfEvPKT_PS0_i") == 0); /* void scale<float>(float const*, float*, int) */
+    /* void scale<float>(float const*, float*, int) */
+    CHECK(cuModuleGetFunction(&scale, NULL, "_Z5scaleIfEvPKT_PS0_i") == 0);
     CHECK(cuModuleGetFunction(&fill, NULL, "_Z4fill10Parameters") == 0);    /* fill(Parameters) */
     CHECK(cudaMalloc(&address, 4096) == 0);
     uintptr_t read = (uintptr_t)address, written = read + 1024, inside = read + 2048;
@@ -247,29 +293,35 @@ static void what_is_not_implemented_fails_with_its_name(void) {
     void *function;
     int status;
     CHECK(cudaStreamBeginCaptureToGraph() == 801);
-    CHECK(foretell_unimplemented_count() == 1 && !strcmp(foretell_unimplemented_name(0), "cudaStreamBeginCaptureToGraph"));
-    CHECK(cuGetProcAddress_v2("cuMemGetAddressRange", &function, 12000, 0, &status) == 0 && function == (void *)cuMemGetAddressRange_v2);
+    CHECK(foretell_unimplemented_count() == 1 &&
+          !strcmp(foretell_unimplemented_name(0), "cudaStreamBeginCaptureToGraph"));
+    CHECK(cuGetProcAddress_v2("cuMemGetAddressRange", &function, 12000, 0, &status) == 0 &&
+          function == (void *)cuMemGetAddressRange_v2);
     CHECK(cuGetProcAddress_v2("cuNoSuchFunction", &function, 12000, 0, &status) == 500 && status == 1);
 }
 
-/* ---- two processes: the other one is this program again, which gets the handle and answers by its exit code ------------------- */
+/* ---- two processes: the other one is this program again, which gets the handle and answers by its exit code ------ */
 
 enum { READS = 1, WRITES, FORGETS, FREES };
 
 static int other_process(const char *what, const char *handle_in_hex) {
     Handle handle;
-    for (size_t i = 0; i < sizeof handle; i++) sscanf(handle_in_hex + 2 * i, "%2hhx", (unsigned char *)&handle.bytes[i]);
+    for (size_t i = 0; i < sizeof handle; i++)
+        sscanf(handle_in_hex + 2 * i, "%2hhx", (unsigned char *)&handle.bytes[i]);
     size_t before = free_bytes();
     int *a, *again, values[4] = {0}, task = atoi(what);
-    CHECK(cudaIpcOpenMemHandle((void **)&a, handle, 1) == 0 && cudaIpcOpenMemHandle((void **)&again, handle, 1) == 0 && a == again);
+    CHECK(cudaIpcOpenMemHandle((void **)&a, handle, 1) == 0 && cudaIpcOpenMemHandle((void **)&again, handle, 1) == 0 &&
+          a == again);
     CHECK(free_bytes() == before); /* the owner has paid */
     CHECK(cudaFree(a) == 1); /* closed, not freed */
-    CHECK(foretell_is_known((uintptr_t)a, 12) && !foretell_is_known((uintptr_t)a, 16)); /* the fourth is unknown to the owner */
+    /* the fourth is unknown to the owner */
+    CHECK(foretell_is_known((uintptr_t)a, 12) && !foretell_is_known((uintptr_t)a, 16));
     CHECK(cudaMemcpy(values, a, sizeof values, 2) == 0 && values[0] == 1 && values[2] == 3 && values[3] == 0);
     launch(1);
     CHECK(foretell_is_known((uintptr_t)a, 12));
     if (task == WRITES) {
-        CHECK(cudaMemcpy(a, (int[]){9}, 4, 1) == 0 && !foretell_is_known((uintptr_t)a, 4)); /* not before the host confirms it */
+        /* not before the host confirms it */
+        CHECK(cudaMemcpy(a, (int[]){9}, 4, 1) == 0 && !foretell_is_known((uintptr_t)a, 4));
         foretell_know((uintptr_t)a, 4);
     }
     if (task == FORGETS) foretell_forget((uintptr_t)a + 4, 4);
@@ -308,7 +360,8 @@ static void another_process_maps_the_memory_and_what_is_known_of_it(void) {
     CHECK(cudaMemcpy(a, values, sizeof values, 1) == 0);
     foretell_know((uintptr_t)a, 12);
     in_another_process(FORGETS, &handle);
-    CHECK(foretell_is_known((uintptr_t)a, 4) && !foretell_is_known((uintptr_t)a + 4, 4) && foretell_is_known((uintptr_t)a + 8, 4));
+    CHECK(foretell_is_known((uintptr_t)a, 4) && !foretell_is_known((uintptr_t)a + 4, 4) &&
+          foretell_is_known((uintptr_t)a + 8, 4));
     foretell_know((uintptr_t)a, 12);
     foretell_abandon((uintptr_t)a, 12); /* the tensor died here, and the other process has it still */
     CHECK(!foretell_is_known((uintptr_t)a, 4));
@@ -317,7 +370,8 @@ static void another_process_maps_the_memory_and_what_is_known_of_it(void) {
     foretell_know((uintptr_t)a, 12);
     in_another_process(READS, &handle);
     CHECK(cudaFree(a) == 0);
-    CHECK(cudaEventCreateWithFlags(&event, 0) == 0 && cudaIpcGetEventHandle(&handle, event) == 400 && cudaEventDestroy(event) == 0);
+    CHECK(cudaEventCreateWithFlags(&event, 0) == 0 && cudaIpcGetEventHandle(&handle, event) == 400 &&
+          cudaEventDestroy(event) == 0);
     cudaGetLastError();
 }
 
@@ -334,6 +388,29 @@ static void a_forked_child_writes_to_a_copy(void) {
     waitpid(child, &status, 0);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     CHECK(cudaMemcpy(&back, a, 4, 2) == 0 && back == 1 && cudaFree(a) == 0);
+}
+
+void *allocate(size_t);
+
+static void a_host_without_memory_ends_the_process_and_says_so(void) {
+    int said[2], status;
+    char text[256] = "";
+    CHECK(pipe(said) == 0);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(said[1], 2);
+        allocate((size_t)1 << 62);
+        _exit(0);
+    }
+    close(said[1]);
+    waitpid(child, &status, 0);
+    FILE *stream = fdopen(said[0], "r");
+    bool is_said = false;
+    while (fgets(text, sizeof text, stream))
+        is_said |= strstr(text, "the host has no 4611686018427387904 bytes left") != NULL;
+    fclose(stream);
+    CHECK(is_said && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
 static void *churn(void *unused) {
@@ -370,7 +447,11 @@ static void visible_devices_are_obeyed(void) {
     cudaGetLastError();
 }
 
-#define RULE(name) do { int before = num_failures; name(); printf("%s %s\n", num_failures == before ? "ok    " : "BROKEN", #name); } while (0)
+#define RULE(name) do { \
+    int before = num_failures; \
+    name(); \
+    printf("%s %s\n", num_failures == before ? "ok    " : "BROKEN", #name); \
+} while (0)
 
 int main(int count, char **arguments) {
     setenv("FORETELL_DEVICE", "name=Test;count=1;total=115343360;context=10485760;arena=4294967296;major=8;minor=6", 1);
@@ -383,6 +464,7 @@ int main(int count, char **arguments) {
     RULE(malloc_takes_pages_of_2_mib_and_addresses_ascend);
     RULE(a_full_card_refuses_and_keeps_its_state);
     RULE(freeing_what_is_not_there_is_an_error);
+    RULE(of_two_threads_that_free_the_same_memory_one_gets_an_error);
     RULE(small_copies_are_real_until_a_kernel_may_have_written);
     RULE(large_copies_are_real_only_when_marked);
     RULE(knowledge_is_kept_by_range);
@@ -397,6 +479,7 @@ int main(int count, char **arguments) {
     RULE(what_an_extensions_kernel_may_write_is_forgotten);
     RULE(managed_memory_is_not_charged_and_takes_advice);
     RULE(what_is_not_implemented_fails_with_its_name);
+    RULE(a_host_without_memory_ends_the_process_and_says_so);
     RULE(threads_and_forks_share_nothing_they_should_not);
     cuModuleUnload(module);
     printf("%d failures\n", num_failures);

@@ -39,7 +39,7 @@ ZOO = str(Path(__file__).resolve().parent)
 TORCH = os.path.dirname(torch.__file__) + os.sep
 # Python functions of torch that stand between the caller and the mode; the caller is behind them.
 WRAPPERS = tuple(TORCH + name for name in ("overrides.py", "_tensor.py", "functional.py", "nn/functional.py"))
-OBSERVER = os.path.join("foretell", "capture", "")
+OBSERVERS = tuple(os.path.join("foretell", room, "") for room in ("inside", "engines"))
 MOVES = {"cuda", "cpu", "pin_memory", "is_pinned", "record_stream", "__deepcopy__"}
 INITIALISERS = {
     "normal_",
@@ -163,9 +163,11 @@ def calling_frame() -> Any:
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(WRAPPERS):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(TORCH) or OBSERVER in frame.f_code.co_filename:
-        return None
-    return frame
+    return None if frame is None or not is_the_workloads(frame.f_code.co_filename) else frame
+
+
+def is_the_workloads(filename: str) -> bool:
+    return not filename.startswith(TORCH) and not any(observer in filename for observer in OBSERVERS)
 
 
 def place(frame: Any) -> str:
@@ -209,8 +211,7 @@ def lines_of(node: ast.stmt | ast.expr) -> set[int]:
 def is_inside_choice_by_device(frame: Any) -> bool:
     while frame is not None:
         filename = frame.f_code.co_filename
-        is_theirs = not filename.startswith(TORCH) and OBSERVER not in filename
-        if is_theirs and frame.f_lineno in choices_by_device(filename).statements:
+        if is_the_workloads(filename) and frame.f_lineno in choices_by_device(filename).statements:
             return True
         frame = frame.f_back
     return False

@@ -1,4 +1,4 @@
-"""Turns a job and its estimate into advice: what each change saves, and whether it makes the job fit."""
+"""Advice for a job: what each change saves, and whether it makes the job fit."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from typing import Literal
 
 from foretell.advice.alternatives import CHECKPOINTING_OF_MODEL, Alternative, alternatives
 from foretell.advice.held import release_earlier
-from foretell.advice.trials import Job, Trial, Trials
+from foretell.advice.trials import Trial, Trials
 from foretell.errors import ForetellError, UnsupportedError
+from foretell.jobs import Job
 from foretell.records import Advice, Estimate, Gpu, Verdict
+from foretell.rules.capacity import capacity_of
 from foretell.trace import ACTIONS
 from foretell.units import MIB, format_bytes
 
-_ROOMY = (4, 16)
-"""How many times the memory a card has on which a job is measured that does not fit."""
+_LARGER = (4, 16)
+"""A job that does not fit is measured on a card with this many times the memory."""
 _FEWEST_BYTES = 2 * MIB
 _SMALLEST_SHARE = 0.01
-"""Less than these is not worth a change."""
+"""Smaller savings are not worth a change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     reserved_bytes: int
-    """The peak without a change, which savings are counted from; of a job that does not fit, on a larger card."""
+    """The peak without changes, the baseline of all savings; measured on a larger card if the job does not fit."""
     advice: tuple[Advice, ...]
-    """The largest saving first; the last may be all of them together."""
+    """Largest saving first; the last may be all of them combined."""
     not_tried: tuple[str, ...]
-    """What could not be run, and why."""
+    """Changes that could not be run, and why."""
 
 
 def advise(
@@ -38,7 +40,7 @@ def advise(
     say: Callable[[str], None] = lambda text: None,
 ) -> Findings:
     with Trials(job) as trials:
-        say("alternatives: looking at what could be changed")
+        say("advice: looking for possible changes")
         base, card = _base(trials, job, estimate)
         assert base.survey is not None, "a survey run that ended well left no survey"
         reserved = estimate.peak.reserved_bytes if estimate.oom is None else base.reserved_bytes
@@ -48,31 +50,34 @@ def advise(
             difference = abs(base.reserved_bytes - reserved)
             least = max(least, difference + 1)
             not_tried.append(
-                f"what saves {format_bytes(difference)} or less: by so much two runs of this script differ"
+                f"savings of {format_bytes(difference)} or less: two runs of this script differ by that much"
             )
-        desk = _Desk(trials, job.gpu, card, reserved, base.estimate)
+        builder = _AdviceBuilder(trials, job.gpu, card, reserved, base.estimate)
 
         found: list[tuple[Alternative, Advice]] = []
-        for alternative in alternatives(base.survey, job.gpu, estimate.torch_version, least_bytes=least):
-            say(f"alternatives: {alternative.title}")
+        settings = base.trace.allocator_settings or ""
+        for alternative in alternatives(
+            base.survey, job.gpu, estimate.torch_version, least_bytes=least, allocator_settings=settings
+        ):
+            say(f"advice: trying {alternative.title}")
             try:
-                found.append((alternative, desk.advice(alternative)))
+                found.append((alternative, builder.advice(alternative)))
             except ForetellError as error:
                 not_tried.append(f"{alternative.title}: {_first_line(error)}")
-        worthwhile = [(a, advice) for a, advice in found if desk.is_worthwhile(advice, least)]
+        worthwhile = [(a, advice) for a, advice in found if builder.is_worthwhile(advice, least)]
         together = None
         if len(parts := _compatible(worthwhile)) > 1:
-            say("alternatives: all of them together")
+            say("advice: trying all of them combined")
             try:
-                together = desk.advice(_joined(parts))
+                together = builder.advice(_joined(parts))
             except ForetellError as error:
-                not_tried.append(f"all together: {_first_line(error)}")
+                not_tried.append(f"all combined: {_first_line(error)}")
     advice = [each for _, each in worthwhile]
     if base.estimate.attribution is not None:
         earlier = release_earlier(base.trace, base.estimate.attribution)
         if earlier is not None:
-            earlier = replace(earlier, verdict=desk.verdict_of(earlier.peak_reserved_bytes))
-            advice += [earlier] if desk.is_worthwhile(earlier, least) else []
+            earlier = replace(earlier, verdict=builder.verdict_of(earlier.peak_reserved_bytes))
+            advice += [earlier] if builder.is_worthwhile(earlier, least) else []
     advice.sort(key=lambda each: each.saved_bytes, reverse=True)
     if together is not None and together.saved_bytes > advice[0].saved_bytes:
         advice.append(together)
@@ -82,34 +87,34 @@ def advise(
 def _base(trials: Trials, job: Job, estimate: Estimate) -> tuple[Trial, Gpu]:
     if estimate.oom is None:
         return trials.survey(job.gpu, expected_bytes=estimate.peak.reserved_bytes), job.gpu
-    for times in _ROOMY:
+    for times in _LARGER:
         card = replace(job.gpu, total_bytes=times * job.gpu.total_bytes)
         base = trials.survey(card, expected_bytes=None)
         if base.estimate.oom is None:
             return base, card
-    raise UnsupportedError(f"even {_ROOMY[-1]} times the memory of {job.gpu.name} is not enough to look for savings.")
+    raise UnsupportedError(f"no advice: the job needs more than {_LARGER[-1]} times the memory of {job.gpu.name}.")
 
 
-class _Desk:
-    """Where a change becomes an advice."""
+class _AdviceBuilder:
+    """Runs alternatives and builds the `Advice` of each."""
 
     def __init__(self, trials: Trials, gpu: Gpu, card: Gpu, reserved_bytes: int, base: Estimate) -> None:
         self._trials = trials
         self._gpu = gpu
         self._card = card
-        """As the job's, or with more memory: savings are found where nothing runs out."""
+        """The job's GPU, or one with more memory: savings are measured where the job fits."""
         self._reserved_bytes = reserved_bytes
-        self._beside_bytes = base.peak.library_bytes + base.peak.context_bytes + base.used_by_others_bytes
+        self._capacity = replace(capacity_of(base), total_bytes=gpu.total_bytes)
 
     def advice(self, alternative: Alternative) -> Advice:
-        """Raises where the change cannot be run, or was not made."""
+        """Raises if the change cannot be run or had no effect."""
         if alternative.saved_bytes is not None:
             reserved = self._reserved_bytes - alternative.saved_bytes
             return self._advice(alternative, reserved, "estimated", self.verdict_of(reserved))
         trial = self._run(alternative, self._card)
         reserved, verdict = trial.reserved_bytes, self.verdict_of(trial.reserved_bytes)
         if verdict == "oom" and self.verdict_of(trial.estimate.peak.allocated_bytes) == "fits":
-            # What is cached beyond it can be given back: whether that is enough, its own card says.
+            # The cache can be released; a run on the actual card shows whether that is enough.
             verdict = self._run(alternative, self._gpu).estimate.verdict
         if trial.changes.get("checkpoint", {}).get("by") == "model" and len(alternative.words) == 1:
             alternative = replace(alternative, how=CHECKPOINTING_OF_MODEL)
@@ -120,17 +125,17 @@ class _Desk:
         return advice.saved_bytes >= least or (makes_it_fit and advice.saved_bytes > 0)
 
     def verdict_of(self, reserved_bytes: int) -> Verdict:
-        return "fits" if reserved_bytes + self._beside_bytes <= self._gpu.total_bytes else "oom"
+        return self._capacity.verdict_of(reserved_bytes)
 
     def _run(self, alternative: Alternative, gpu: Gpu) -> Trial:
         trial = self._trials.run(gpu, words=alternative.words, variables=alternative.variables)
         if trial.estimate.oom is not None:
             if gpu is self._card:
-                raise UnsupportedError("with it the job runs out of memory where it did not before")
-            return trial  # perhaps before the place of the change
+                raise UnsupportedError("with this change the job runs out of memory")
+            return trial  # perhaps before the change took effect
         missing = {word.partition("=")[0] for word in alternative.words} - trial.changes.keys()
         if missing or (alternative.variables and ACTIONS.index("segment_map") not in trial.trace.memory.action):
-            raise UnsupportedError("nothing was found that it would change")
+            raise UnsupportedError("it has nothing to change in this job")
         return trial
 
     def _advice(
@@ -148,7 +153,7 @@ class _Desk:
 
 
 def _compatible(found: list[tuple[Alternative, Advice]]) -> list[Alternative]:
-    """Of those that concern the same thing, the one that saves most; the earlier one where they save the same."""
+    """Of alternatives for the same thing, the one that saves most; the earlier one on a tie."""
     best: dict[str, tuple[Alternative, Advice]] = {}
     for alternative, advice in found:
         so_far = best.get(alternative.concerns)
@@ -160,9 +165,9 @@ def _compatible(found: list[tuple[Alternative, Advice]]) -> list[Alternative]:
 def _joined(parts: list[Alternative]) -> Alternative:
     return Alternative(
         concerns="activations",
-        title="all together: " + ", ".join(part.title for part in parts),
-        how="each as above",
-        price="the price of each",
+        title="all combined: " + ", ".join(part.title for part in parts),
+        how="make each change above",
+        price="the cost of each",
         words=tuple(word for part in parts for word in part.words),
         variables=tuple(variable for part in parts for variable in part.variables),
     )

@@ -1,4 +1,4 @@
-"""What the variables of a training loop hold of the last step while the next one runs: `outputs`, `logits`, `loss`.
+"""Tensors of the last step that variables keep alive during the next one: `outputs`, `logits`, `loss`.
 
 Python frees them when the name gets its next value, which is after the next forward. The recorded requests are played
 again with those blocks freed at the end of their step: no run, but exact about the allocator.
@@ -12,15 +12,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 
-from foretell.allocator import CachingAllocator, Device, play_again
-from foretell.records import Advice, Attribution, Block
+from foretell.allocator import CachingAllocator, Device
+from foretell.allocator.play import play_again
+from foretell.records import Advice, Attribution, Block, Blocks
 from foretell.trace import ACTIONS, MemoryEvents, Trace
 
 _ALLOC, _FREES = ACTIONS.index("alloc"), tuple(map(ACTIONS.index, ("free_requested", "free_completed")))
 
 
-def release_earlier(trace: Trace, attribution: Attribution, *, device: int = 0) -> Advice | None:
-    """None: nothing is held so, or the history cannot be played again."""
+def release_earlier(trace: Trace, attribution: Attribution) -> Advice | None:
+    """None if nothing is held this way, or the history cannot be replayed."""
+    device = attribution.device
     held = held_into_next_forward(attribution)
     if not held or not trace.allocator.is_native:
         return None
@@ -36,25 +38,27 @@ def release_earlier(trace: Trace, attribution: Attribution, *, device: int = 0) 
         return None
     (lines, most) = _lines(held)
     return Advice(
-        title=f"letting go of the last step's outputs before the next forward ({most})",
-        how=f"at the end of each step: del what {lines} made, or make the step a function",
+        title=f"release the last step's outputs before the next forward pass ({most})",
+        how=f"at the end of each step, del the results of {lines}, or move the step into a function",
         saved_bytes=recorded - (reserved := peak(earlier)),
         peak_reserved_bytes=reserved,
         basis="estimated",
-        price="nothing",
+        price="none",
     )
 
 
 def held_into_next_forward(attribution: Attribution) -> list[Block]:
     """Made in the forward of one step, freed in the forward of a later one."""
     begins = [span.begin for span in attribution.spans]
+    blocks = Blocks.of(attribution.blocks)
+    may_be = [kind.phase == "forward" and kind.category not in ("parameter", "buffer") for kind in blocks.kinds]
     held = []
-    for block in attribution.blocks:
-        if block.phase != "forward" or block.end is None or block.category in ("parameter", "buffer"):
+    for number, (kind, end) in enumerate(zip(blocks.kind, blocks.end, strict=True)):
+        if end < 0 or not may_be[kind]:
             continue
-        freed_in = attribution.spans[bisect_right(begins, block.end) - 1]
-        if freed_in.phase == "forward" and freed_in.step > block.step:
-            held.append(block)
+        freed_in = attribution.spans[bisect_right(begins, end) - 1]
+        if freed_in.phase == "forward" and freed_in.step > blocks.step[number]:
+            held.append(blocks[number])
     return held
 
 

@@ -1,12 +1,13 @@
-"""Reads what a survey of the training found (`capture/inside/survey.py`), and which changes a run says it had."""
+"""Reads the survey of a training run (`inside/watch/survey.py`), and the changes that a run reports."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from foretell.protocol.journal import read_journal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,6 @@ def read_changes(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _lines(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("journal-*.jsonl")):
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            if f'"kind": "{kind}"' in text:
-                line = json.loads(text)
-                del line["kind"], line["time_us"]
-                yield line
+        for line in read_journal(path):
+            if line["kind"] == kind:
+                yield {name: value for name, value in line.items() if name not in ("kind", "time_us")}

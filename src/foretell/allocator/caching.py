@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from foretell.allocator.blocks import ADDRESS_MASK, SIZE_SHIFT, Block, ExpandableSegment, Pool, PrivatePool
-from foretell.allocator.device import Device
-from foretell.trace import AllocatorSettings
-from foretell.units import MIB
+from ..units import MIB
+from .blocks import ADDRESS_MASK, SIZE_SHIFT, Block, ExpandableSegment, Pool, PrivatePool
+from .device import Device
+from .settings import AllocatorSettings
 
 MIN_BLOCK = 512
 SMALL_SIZE = 1 * MIB
@@ -53,8 +53,8 @@ class CachingAllocator:
     ) -> None:
         """`limit_bytes`: what set_per_process_memory_fraction allows."""
         self.device = device or Device()
-        self.settings = settings or AllocatorSettings()
         self.limit_bytes = limit_bytes
+        self.configure(settings or AllocatorSettings())
         self.allocated_bytes = self.active_bytes = self.reserved_bytes = self.requested_bytes = 0
         self.peak_allocated_bytes = self.peak_active_bytes = self.peak_reserved_bytes = 0
         self.num_retries = self.num_ooms = 0
@@ -69,8 +69,12 @@ class CachingAllocator:
         self._segment_starts: dict[int, Block] = {}
         """The first block of each, by address."""
         self._expandable: list[ExpandableSegment] = []
-        self._is_plain_rounding = not self.settings.power2_divisions
-        self._collects_garbage = limit_bytes is not None and self.settings.garbage_collection_threshold > 0
+
+    def configure(self, settings: AllocatorSettings) -> None:
+        """Before anything is allocated, or as `torch.cuda.memory._set_allocator_settings` does later."""
+        self.settings = settings
+        self._is_plain_rounding = not settings.power2_divisions
+        self._collects_garbage = self.limit_bytes is not None and settings.garbage_collection_threshold > 0
 
     # ---- what a program does -----------------------------------------------------------------------------------------
 

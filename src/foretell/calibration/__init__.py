@@ -1,6 +1,6 @@
-"""What a real card takes beside PyTorch's memory, measured once (`foretell calibrate`), used anywhere (`--profile`)."""
+"""The memory a real card uses outside PyTorch: measured once (`foretell calibrate`), used anywhere (`--profile`)."""
 
 from foretell.calibration.measuring import measure
-from foretell.calibration.profile import Convolution, Profile, load, save
+from foretell.calibration.profile import load, save
 
-__all__ = ["Convolution", "Profile", "load", "measure", "save"]
+__all__ = ["load", "measure", "save"]

@@ -75,7 +75,7 @@ def main() -> None:
     torch.cuda.set_device(device)
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     if uuid not in before:
-        raise SystemExit(f"NVML knows {sorted(before)}, but not CUDA's device {device}, {uuid}")
+        raise SystemExit(f"NVML lists {sorted(before)}, but not CUDA device {device}, {uuid}")
     kept = torch.zeros(1, device="cuda")
 
     def beside_pytorch() -> int:

@@ -1,4 +1,4 @@
-"""Starts the measurement in a process of its own, on a real card or, to try it, on a virtual one."""
+"""Runs the measurement in a separate process, on a real card or, to try it out, on a virtual one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from foretell.calibration.profile import Profile, from_plain
+from foretell.calibration.profile import profile_of
 from foretell.errors import UnsupportedError
-from foretell.records import Gpu, LibraryBytes
+from foretell.records import Gpu, LibraryBytes, Profile
 from foretell.virtual import environment
 
 _SCRIPT = Path(__file__).parent / "measure_card.py"
@@ -33,7 +33,7 @@ def measure(*, device: int = 0, virtual: tuple[Gpu, LibraryBytes] | None = None)
         if done.returncode != 0 or not target.exists():
             reason = "\n".join((done.stderr or done.stdout).strip().splitlines()[-3:])
             raise UnsupportedError(
-                f"the card could not be measured. It needs a GPU, its driver and the CUDA build of torch in this "
-                f"environment; --gpu NAME tries it on a virtual card. What it said:\n{reason}"
+                f"cannot measure the GPU. It takes a GPU, its driver and the CUDA build of torch in this environment; "
+                f"--gpu NAME tries it on a virtual GPU. Output:\n{reason}"
             )
-        return from_plain(json.loads(target.read_text("utf-8")))
+        return profile_of(json.loads(target.read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""`foretell diff`: what changed between two runs of a script, the largest first."""
+"""`foretell diff`: what changed between two runs, largest change first."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from pathlib import Path
 from foretell.errors import UsageError
 
 _EPILOG = """\
-A and B are each a trace (`foretell run --trace`) or an estimate (`foretell run --json`); a trace says more.
+A and B are each a trace (`foretell run --trace`) or an estimate (`foretell run --json`); traces give more detail.
 
 examples:
   foretell diff main.trace branch.trace
   foretell diff main.json branch.json --fail-over 5%
   foretell diff main.trace branch.trace --fail-over 500MiB --json diff.json --html diff.html
 
-exit codes: 0 compared; 3 more than --fail-over allows, or it no longer fits; 2 not files that can be compared
+exit codes: 0 compared; 3 growth above --fail-over, or the job no longer fits; 2 the files cannot be compared
 """
 _GREW = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
-    parser.add_argument("before", type=Path, metavar="A", help="the run to compare with")
-    parser.add_argument("after", type=Path, metavar="B", help="the run that is compared")
+    parser.add_argument("before", type=Path, metavar="A", help="the baseline run")
+    parser.add_argument("after", type=Path, metavar="B", help="the run to compare with it")
     parser.add_argument(
         "--fail-over", metavar="SIZE|PERCENT",
-        help="exit code 3 when reserved or device memory grew by more, as in 200MiB or 5%%",
+        help="exit with code 3 if reserved or device memory grew by more than this, e.g. 200MiB or 5%%",
     )  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write the difference as JSON; - is the standard output")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write it as a page")
+    parser.add_argument("--json", metavar="FILE", help="write the comparison as JSON; - for standard output")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write the comparison as an HTML page")
 
 
 def execute(options: argparse.Namespace) -> int:
     from foretell.cli.files import check_targets, write
-    from foretell.cli.terminal import console, readers_may_leave
+    from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.diff import compare, grown_over, json, page, summary_of, text
 
     check_targets({"--json": options.json, "--html": options.html}, sources=[options.before, options.after])
@@ -46,7 +46,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.html:
         write(options.html, page.render(difference) + "\n")
     reason = None if limit is None else grown_over(difference, limit)
-    with readers_may_leave():
+    with ignore_broken_pipe():
         terminal = console(stderr=options.json == "-")
         text.render(difference, terminal)
         if reason is not None:
@@ -57,7 +57,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _limit(text: str) -> int | float:
-    """Bytes, or as a float a share of what was there."""
+    """An int is bytes, a float a fraction of the baseline."""
     from foretell.units import parse_bytes
 
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
@@ -66,4 +66,4 @@ def _limit(text: str) -> int | float:
     try:
         return parse_bytes(text)
     except UsageError:
-        raise UsageError(f"--fail-over {text}: give a size or a percentage, as in 200MiB or 5%.") from None
+        raise UsageError(f"--fail-over {text}: not a size or a percentage. Write for example 200MiB or 5%.") from None

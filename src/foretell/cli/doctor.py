@@ -1,4 +1,4 @@
-"""`foretell doctor`: is everything here that is needed? It runs a training step on the virtual GPU to find out."""
+"""`foretell doctor`: checks the installation, up to two training steps on the virtual GPU."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import json
 import platform
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 from foretell import __version__, api, gpus
-from foretell.capture import CaptureOptions, Command, TorchInstall, find_torch
-from foretell.capture.command import refuse_platform, refuse_torch
-from foretell.cli.terminal import console, readers_may_leave
+from foretell.analysis.caveats import format_cudnn, why_no_cudnn_is_asked
+from foretell.cli.terminal import console, ignore_broken_pipe
 from foretell.errors import ForetellError, UnsupportedError
-from foretell.trace import Trace, load
+from foretell.jobs import CaptureOptions, Job
+from foretell.runs import TorchInstall, find_torch
+from foretell.runs.command import refuse_platform, refuse_torch
+from foretell.runs.patches import list_patches
+from foretell.trace import Trace
 from foretell.units import format_bytes
-from foretell.verdict import format_cudnn, why_no_cudnn_is_asked
 from foretell.virtual import library_paths
 from foretell.virtual.symbols import cuda_imports, dynamic_symbols
 
@@ -48,11 +48,16 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--python", metavar="PATH", default=sys.executable, help="the Python your scripts run with")
-    parser.add_argument("--json", action="store_true", help="the findings as JSON")
+    parser.add_argument("--python", metavar="PATH", default=sys.executable, help="the interpreter your scripts use")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--patches", action="store_true", help="list every function that foretell replaces in the observed process"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
+    if options.patches:
+        return _list_patches(shutil.which(options.python) or options.python, as_json=options.json)
     findings = []
     for finding in examine(shutil.which(options.python) or options.python):
         findings.append(finding)
@@ -62,12 +67,25 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"is_well": is_well, "findings": [asdict(finding) for finding in findings]}, indent=2))
     elif is_well:
-        print("\nAll that is needed is here. Try: foretell run --gpu rtx-3060 YOUR_SCRIPT.py")
+        print("\nforetell is ready. Try: foretell run --gpu rtx-3060 YOUR_SCRIPT.py")
     return 0 if is_well else 2
 
 
+def _list_patches(python: str, *, as_json: bool) -> int:
+    patches = list_patches(python, gpus.find("rtx-3060"))
+    if as_json:
+        print(json.dumps(patches, indent=2))
+        return 0
+    rows = sorted({(each["what"], each["by"]) for each in patches})
+    width = max(len(what) for what, _ in rows)
+    with ignore_broken_pipe():
+        for what, by in rows:
+            print(f"{what:<{width}}  {by}")
+    return 0
+
+
 def examine(python: str) -> Iterator[Finding]:
-    """Each finding as soon as it is known; ends at the first that makes the rest pointless."""
+    """Yields each finding as soon as it is known; stops at the first that makes the rest pointless."""
     yield Finding(what="foretell", state="ok", detail=f"{__version__}, Python {platform.python_version()}")
     torch = find_torch(python)
     is_without_cuda = torch is not None and torch.cuda is None and not torch.is_rocm
@@ -87,7 +105,7 @@ def examine(python: str) -> Iterator[Finding]:
         return
     assert torch is not None
     if is_without_cuda:
-        detail = f"{torch.version} without CUDA, in {torch.folder}: the CPU engine is taken"
+        detail = f"{torch.version} without CUDA, in {torch.folder}; using the CPU engine"
         yield Finding(what="torch", state="ok", detail=detail)
         yield from _self_test(python)
         return
@@ -96,7 +114,7 @@ def examine(python: str) -> Iterator[Finding]:
         paths = library_paths()
     except UnsupportedError as error:
         compiler = shutil.which("cc") or shutil.which("gcc")
-        advice = f"A compiler is here ({compiler})." if compiler else "There is no C compiler here (cc, gcc)."
+        advice = f"Found a C compiler: {compiler}." if compiler else "No C compiler found (cc, gcc)."
         yield Finding(what="virtual GPU", state="failed", detail=str(error), advice=advice)
         return
     yield Finding(what="virtual GPU", state="ok", detail=str(paths.cuda.parent))
@@ -111,14 +129,14 @@ def _check_symbols(torch: TorchInstall) -> Finding:
     missing = sorted(wanted - offered)
     if not missing:
         return Finding(
-            what="CUDA functions", state="ok", detail=f"all {len(wanted)} that this torch imports are answered"
+            what="CUDA functions", state="ok", detail=f"all {len(wanted)} imported by this torch are available"
         )
     shown = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
     return Finding(
         what="CUDA functions",
         state="warning",
-        detail=f"{len(missing)} of {len(wanted)} that this torch imports are not answered: {shown}",
-        advice="A script that calls one of them fails. Is this torch newer than foretell? Update foretell.",
+        detail=f"{len(missing)} of {len(wanted)} imported by this torch are not available: {shown}.",
+        advice="A script that calls one of them fails. If this torch is newer than foretell, update foretell.",
     )
 
 
@@ -126,32 +144,29 @@ def _self_test(python: str) -> Iterator[Finding]:
     started = time.monotonic()
     gpu = gpus.find("rtx-3060")
     options = CaptureOptions(steps="all", timeout_seconds=_TIMEOUT_SECONDS, stdout="stderr")
-    with tempfile.TemporaryDirectory(prefix="foretell-doctor-") as folder:
-        path = Path(folder) / "trace"
-        command = Command(argv=(python, "-c", _SELF_TEST), python=python)
-        try:
-            found = api.run(command, gpu=gpu, options=options, trace_path=path)
-        except ForetellError as error:
-            advice = "The lines above say more. Please report them, with this list."
-            yield Finding(what="self-test", state="failed", detail=str(error), advice=advice)
-            return
-        trace = load(path)
+    try:
+        run = api.run(Job(command=(python, "-c", _SELF_TEST), gpu=gpu, options=options))
+        found = run.estimate
+    except ForetellError as error:
+        advice = "Please open an issue with this list and the output above."
+        yield Finding(what="self-test", state="failed", detail=str(error), advice=advice)
+        return
     seconds = time.monotonic() - started
     reserved = format_bytes(found.peak.reserved_bytes)
     yield Finding(
         what="self-test",
         state="ok" if len(found.steps) == 2 and found.verdict == "fits" else "failed",
-        detail=f"{len(found.steps)} training steps on a {gpu.name} ({found.engine} engine): {reserved} reserved, "
+        detail=f"{len(found.steps)} training steps on {gpu.name} ({found.engine} engine): {reserved} reserved, "
         f"{seconds:.1f} s",
     )
-    yield _check_cudnn(trace)
+    yield _check_cudnn(run.trace)
 
 
 def _check_cudnn(trace: Trace) -> Finding:
-    if "cudnnBackendExecute (by rule)" not in trace.library_functions():
-        detail = f"{format_cudnn(trace.cudnn_version)} is asked for the workspaces of convolutions"
+    if not trace.has_ruled_workspaces:
+        detail = f"{format_cudnn(trace.cudnn_version)}, queried for convolution workspaces"
         return Finding(what="cuDNN", state="ok", detail=detail)
-    detail = f"{why_no_cudnn_is_asked(trace)}: the workspaces of convolutions follow a rule."
+    detail = f"{why_no_cudnn_is_asked(trace)}, so convolution workspaces are estimated."
     return Finding(what="cuDNN", state="warning", detail=detail)
 
 
@@ -166,5 +181,5 @@ def _print(finding: Finding) -> None:
     table.add_column(overflow="fold")
     detail = finding.detail + (f" {finding.advice}" if finding.advice else "")
     table.add_row(Text(mark, style=colour), finding.what, Text(detail))
-    with readers_may_leave():
+    with ignore_broken_pipe():
         console().print(table)

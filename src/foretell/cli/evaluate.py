@@ -1,4 +1,4 @@
-"""`foretell evaluate`: estimates against measured runs."""
+"""`foretell evaluate`: compares estimates with measured runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from foretell.errors import UnsupportedError, UsageError
 
@@ -19,55 +19,59 @@ if TYPE_CHECKING:
     from foretell.evaluation.records import Answer, Case
     from foretell.evaluation.statistics import Draws, Factor
 
+_Any = TypeVar("_Any")
 _BEGIN, _END = "<!-- begin: foretell evaluate -->", "<!-- end: foretell evaluate -->"
 _FILE_WIDTH = 150
-_EPILOG = """FOLDER holds CSV files of measured runs, one a set. Every run is trained again on the virtual GPU, with the
-torch of this environment, and each estimate is compared with what the real card showed. An interrupted evaluation
-goes on where it stopped; answers of another state of the code are not used.
+_EPILOG = """FOLDER contains CSV files of measured runs, one per set. Every run is repeated on the virtual GPU with the
+torch of this environment, and the estimate is compared with the measurement. An interrupted evaluation resumes
+where it stopped; answers from another version of the code are not reused.
 
-The interval of convolutions was searched on rows of even line numbers (--rows fitted); other constants were set
-with all rows in view, so the odd ones (--rows kept) are only partly held out.
+The interval for convolutions was fitted on rows with even line numbers (--rows fitted). The other constants were
+chosen with all rows in view, so the odd rows (--rows kept) are only partly held out.
 
 examples:
   foretell evaluate ../shared/ground_truth
   foretell evaluate ../shared/ground_truth --sets cnn_rtx,transformer --html accuracy.html
   foretell evaluate ../shared/ground_truth --sample 200 --rows kept --json -
 
-columns: errors are |estimate - measured| / measured; PEF: how often a run that gets only the estimate fails;
-MCP: memory saved against reserving the whole card; inside: measured runs within the interval, width: its median
+columns: errors are |estimate - measured| / measured; PEF: share of runs that fail if given only the estimate;
+MCP: memory saved compared with reserving the whole GPU; inside: share of runs within the interval; width: its median
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="measured runs: cnn_rtx.csv, transformer.csv, ...")
-    parser.add_argument("--sets", metavar="A,B", help="only these (default: all that the folder has)")
-    parser.add_argument("--sample", metavar="N", type=int, help="at most N runs of each set, at random")
-    parser.add_argument("--rows", choices=["all", "kept", "fitted"], default="all", help="which half of the rows")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the sample and the draws (default: 0)")
+    parser.add_argument("--sets", metavar="A,B", help="evaluate only these sets (default: all in the folder)")
+    parser.add_argument("--sample", metavar="N", type=int, help="a random sample of at most N runs per set")
+    parser.add_argument("--rows", choices=["all", "kept", "fitted"], default="all", help="which rows to evaluate")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument(
-        "--engine", choices=["virtual", "cpu"], default="virtual", help="cpu: also with a torch without CUDA"
+        "--engine", choices=["virtual", "cpu"], default="virtual", help="cpu also works without a CUDA build of torch"
     )
-    parser.add_argument("--workers", metavar="N", type=int, default=os.cpu_count() or 1, help="runs at a time")
-    parser.add_argument("--answers", metavar="FILE", type=Path, help="where answers are kept (default: in ~/.cache)")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with figures")
-    parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - is the standard output")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables, between marks if it has them")
-    parser.add_argument("--quiet", action="store_true", help="no progress while it runs")
+    parser.add_argument(
+        "--workers", metavar="N|ray|ray://HOST:PORT", default=str(os.cpu_count() or 1),
+        help="runs at a time on this machine, or a Ray cluster (default: one per CPU)",
+    )  # fmt: skip
+    parser.add_argument("--answers", metavar="FILE", type=Path, help="where to keep answers (default: in ~/.cache)")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write an HTML page with charts")
+    parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; - for standard output")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables, between its markers if any")
+    parser.add_argument("--quiet", action="store_true", help="do not show progress")
 
 
 def execute(options: argparse.Namespace) -> int:
     from foretell.evaluation import cases, metrics, page, statistics
 
     _check(options)
-    statistics.statsmodels_and_pandas()  # what is missing is told before anything runs
+    statistics.statsmodels_and_pandas()  # report what is missing before anything runs
     if options.html:
         page.plotly_objects()
     chosen = _choose(cases.read(options.folder, _sets(options)), options)
     answers = _answers(chosen, options)
     judged = metrics.judge(chosen, answers)
     if not judged:
-        raise UnsupportedError(f"no run could be estimated. The first: {_first_problem(answers)}")
+        raise UnsupportedError(f"no run could be estimated. First problem: {_first_problem(answers)}")
     figures = metrics.figures(judged)
     factors = statistics.anova(judged)
     draws = statistics.monte_carlo(judged, seed=options.seed)
@@ -76,14 +80,15 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("sample", "workers"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} {value}: 1 or more.")
+    from foretell.runs import parse_workers
+
+    options.workers = parse_workers(options.workers)
+    if options.sample is not None and options.sample < 1:
+        raise UsageError(f"--sample {options.sample}: must be 1 or more.")
     for name in ("answers", "html", "json", "markdown"):
         path = getattr(options, name)
         if path is not None and str(path) != "-" and not Path(path).resolve().parent.is_dir():
-            raise UsageError(f"--{name} {path}: there is no folder {Path(path).resolve().parent}.")
+            raise UsageError(f"--{name} {path}: no such folder: {Path(path).resolve().parent}.")
 
 
 def _sets(options: argparse.Namespace) -> list[str]:
@@ -106,24 +111,28 @@ def _choose(cases: list[Case], options: argparse.Namespace) -> list[Case]:
 
 
 def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Answer]:
-    """One for every case; runs that are the same are run once."""
-    from foretell.capture.command import find_torch, refuse_torch
-    from foretell.evaluation.runner import Pool, state_of_code
+    """One answer per case; identical runs are run once."""
+    from foretell.evaluation.records import Answer
+    from foretell.evaluation.runner import answer, job_of, modules_of
+    from foretell.plain import from_plain, to_plain
+    from foretell.runs import Pool, Store, find_torch, state_of_code
+    from foretell.runs.command import refuse_torch
 
     installed = find_torch(sys.executable)
     refuse_torch(installed, sys.executable, engine=options.engine)
     state = f"{state_of_code()}-{installed.version if installed else ''}"
-    path = options.answers or _cache() / f"{options.engine}.jsonl"
-    known = {answer.key: answer for answer in _read_answers(path) if answer.state == state}
-    first_of = {case.run_key: case for case in reversed(cases)}
-    missing = [case for case in first_of.values() if case.key not in known]
-    pool = Pool(num_workers=options.workers, engine=options.engine, state=state)
-    with path.open("a", encoding="utf-8") as file:
-        for answer in _with_progress(pool.run(missing) if missing else iter(()), len(missing), options):
-            known[answer.key] = answer
-            file.write(answer.to_json() + "\n")
-            file.flush()
-    return {case.key: replace(known[first_of[case.run_key].key], key=case.key) for case in cases}
+    store = Store(options.answers or _cache() / f"{options.engine}.jsonl", state=state)
+    keys = {case.key: job_of(case, options.engine).key for case in cases}
+    first_of = {keys[case.key]: case for case in reversed(cases)}
+    missing = [case for key, case in first_of.items() if key not in store]
+    if missing:
+        workers = min(options.workers, len(missing)) if isinstance(options.workers, int) else options.workers
+        with Pool(workers, modules=modules_of(missing)) as pool:
+            asked = [(case, options.engine) for case in missing]
+            for (case, _), found in _with_progress(pool.map(answer, asked), len(missing), options):
+                store.add(keys[case.key], to_plain(found))
+    store.close()
+    return {case.key: replace(from_plain(Answer, store[keys[case.key]]), key=case.key) for case in cases}
 
 
 def _cache() -> Path:
@@ -133,20 +142,7 @@ def _cache() -> Path:
     return folder
 
 
-def _read_answers(path: Path) -> Iterator[Answer]:
-    """Half a line at the end is what an interrupted evaluation leaves."""
-    from foretell.evaluation.records import Answer
-
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield Answer.from_json(line)
-        except (ValueError, TypeError):
-            continue
-
-
-def _with_progress(answers: Iterator[Answer], total: int, options: argparse.Namespace) -> Iterator[Answer]:
+def _with_progress(answers: Iterator[_Any], total: int, options: argparse.Namespace) -> Iterator[_Any]:
     if options.quiet or not total:
         yield from answers
         return
@@ -163,7 +159,7 @@ def _with_progress(answers: Iterator[Answer], total: int, options: argparse.Name
 
 
 def _first_problem(answers: dict[str, Answer]) -> str:
-    return next((f"{answer.key}: {answer.problem}" for answer in answers.values() if answer.problem), "none was chosen")
+    return next((f"{answer.key}: {answer.problem}" for answer in answers.values() if answer.problem), "no run selected")
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -177,7 +173,7 @@ def _show(
     factors: list[Factor],
     draws: list[Draws],
 ) -> None:
-    from foretell.cli.terminal import console, readers_may_leave
+    from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.evaluation import page, tables
 
     problems = [answer for answer in answers.values() if answer.problem]
@@ -191,17 +187,17 @@ def _show(
         "problems": {answer.key: answer.problem for answer in problems},
     }
     if options.html:
-        title = "foretell against measured runs"
+        title = "foretell compared with measured runs"
         options.html.write_text(page.render(judged, figures, factors, draws, title=title, about=about), "utf-8")
     if options.markdown:
         _write_markdown(options.markdown, _markdown(about, figures, factors, draws))
     if options.json == "-":
-        with readers_may_leave():
+        with ignore_broken_pipe():
             print(json.dumps(document, indent=2))
         return
     if options.json:
         Path(options.json).write_text(json.dumps(document, indent=2), "utf-8")
-    with readers_may_leave():
+    with ignore_broken_pipe():
         terminal = console()
         if not terminal.is_terminal:
             terminal.width = max(terminal.width, _FILE_WIDTH)
@@ -230,16 +226,16 @@ def _markdown(about: str, figures: Sequence[Figures], factors: Sequence[Factor],
     parts = [
         about,
         tables.markdown(tables.HEADINGS, [tables.figure_row(each) for each in figures]),
-        "What explains the error (ANOVA, type II, factors with p < 0.01):",
+        "Factors that explain the error (ANOVA, type II, p < 0.01):",
         tables.markdown(tables.FACTOR_HEADINGS, [tables.factor_row(each) for each in explaining]),
-        "Random configurations (every model drawn alike; bootstrap):",
+        "Random configurations (bootstrap; every model equally likely):",
         tables.markdown(tables.DRAWS_HEADINGS, [tables.draws_row(each) for each in draws if each.tool == OURS]),
     ]
     return "\n\n".join(parts)
 
 
 def _write_markdown(path: Path, text: str) -> None:
-    """A file that has the marks keeps all that is around them."""
+    """A file that has the markers keeps everything around them."""
     before, begin, rest = path.read_text("utf-8").partition(_BEGIN) if path.exists() else ("", "", "")
     _, end, after = rest.partition(_END)
     if begin and end:

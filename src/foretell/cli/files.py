@@ -1,4 +1,4 @@
-"""The files a result is written to: which options there are, whether they can be written, and writing them."""
+"""Output files: their options, whether they can be written, and writing them."""
 
 from __future__ import annotations
 
@@ -19,41 +19,47 @@ if TYPE_CHECKING:
 
 def add_files(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """The options of `write_files`."""
-    parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - is the standard output")
+    parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - for standard output")
     parser.add_argument(
         "--report", metavar="FILE.html", type=Path,
-        help="write a page to look at and to send: who holds the memory, when; it needs no network",
+        help="write a self-contained HTML page that shows what holds the memory, and when",
     )  # fmt: skip
     parser.add_argument(
         "--snapshot", metavar="FILE.pickle", type=Path,
-        help="write a memory snapshot as PyTorch's own, for https://pytorch.org/memory_viz",
+        help="write a PyTorch memory snapshot, for https://pytorch.org/memory_viz",
     )  # fmt: skip
 
 
 def check_targets(targets: dict[str, str | Path | None], *, sources: Sequence[Path] = ()) -> None:
-    """A result that could not be written, or would be written over another file, is said before the work."""
-    taken = {source.resolve(): "is the one to read" for source in sources}
+    """Rejects targets that cannot be written, or that would overwrite an input, before any work is done."""
+    taken = {source.resolve(): "is an input" for source in sources}
     for option, path in targets.items():
         if path is None or path == "-":
             continue
         target = Path(path).resolve()
         if not target.parent.is_dir():
-            raise UsageError(f"{option} {path}: there is no folder {target.parent}.")
+            raise UsageError(f"{option} {path}: no such folder: {target.parent}.")
         if target.is_dir():
-            raise UsageError(f"{option} {path} is a folder; give the name of a file.")
-        if target in taken and not target.is_char_device():  # /dev/null takes everything
-            raise UsageError(f"{option} {path}: that file {taken[target]}; give another name.")
-        taken[target] = f"is what {option} writes"
+            raise UsageError(f"{option} {path}: is a folder. Give a file name.")
+        if target in taken and not target.is_char_device():  # /dev/null may be given twice
+            raise UsageError(f"{option} {path}: this file {taken[target]}. Give another file name.")
+        taken[target] = f"is already the target of {option}"
 
 
 def write_files(options: argparse.Namespace, trace: Trace, estimate: Estimate) -> None:
     if options.json:
         write_json(estimate, options.json)
+    write_reports(options, trace, estimate)
+
+
+def write_reports(options: argparse.Namespace, trace: Trace, estimate: Estimate) -> None:
+    """All but the JSON."""
     if options.report:
         from foretell.report import html
 
         if estimate.attribution is None:
-            raise UnsupportedError(f"there is no page without who holds the memory. {' '.join(estimate.caveats)}")
+            reasons = " ".join(estimate.caveats)
+            raise UnsupportedError(f"cannot write the HTML report: attribution is unavailable. {reasons}")
         write(options.report, html.render(estimate, estimate.attribution))
     if options.snapshot:
         from foretell.report import snapshot
@@ -65,13 +71,13 @@ def write_files(options: argparse.Namespace, trace: Trace, estimate: Estimate) -
 
 
 def write_json(estimate: Estimate, target: str) -> None:
-    from foretell.cli.terminal import readers_may_leave
+    from foretell.cli.terminal import ignore_broken_pipe
     from foretell.report import json
 
     if target != "-":
         write(Path(target), json.render(estimate) + "\n")
         return
-    with readers_may_leave():
+    with ignore_broken_pipe():
         print(json.render(estimate), flush=True)
 
 
@@ -80,4 +86,4 @@ def write(path: Path, content: str | bytes) -> None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise TraceError(f"cannot write {path}: {'no room on the disk' if full else error.strerror}.") from None
+        raise TraceError(f"cannot write {path}: {'no space left on the disk' if full else error.strerror}.") from None

@@ -1,4 +1,4 @@
-"""`foretell gpus`: the table of cards."""
+"""`foretell gpus`: the table of GPUs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 from dataclasses import asdict
 
 from foretell import gpus
-from foretell.cli.terminal import console, readers_may_leave
+from foretell.cli.terminal import console, ignore_broken_pipe
 from foretell.records import Gpu
 from foretell.units import GIB, MIB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="all fields, as JSON")
-    parser.add_argument("name", nargs="*", help="only these cards, in any spelling")
+    parser.add_argument("--json", action="store_true", help="print all fields as JSON")
+    parser.add_argument("name", nargs="*", help="show only these GPUs, in any spelling")
 
 
 def execute(options: argparse.Namespace) -> int:
     cards = [gpus.find(name) for name in options.name] or list(gpus.all_gpus())
-    with readers_may_leave():
+    with ignore_broken_pipe():
         if options.json:
             print(json.dumps([asdict(card) for card in cards], indent=2))
         else:
@@ -51,9 +51,9 @@ def _print_table(cards: list[Gpu]) -> None:
     terminal = console()
     terminal.print(table)
     terminal.print(
-        "memory: as torch reports it (* measured on that card, else reported by others or derived); "
-        "sm: compute capability; fp32, tensor: peak TFLOPS, dense; "
-        "context: a first guess of what an empty process takes. "
-        "Any spelling will do (rtx3060, 'RTX 3060'), and so will 24GiB,sm89.",
+        "memory: total memory as torch reports it (*: measured on that GPU; otherwise published or derived); "
+        "sm: compute capability; fp32, tensor: peak dense TFLOPS; "
+        "context: estimated memory of an empty CUDA process. "
+        "Any spelling works (rtx3060, 'RTX 3060'), and so does a description such as 24GiB,sm89.",
         style="bright_black",
     )

@@ -1,15 +1,14 @@
-"""`foretell import`: a profile that was recorded on the CPU, as the same job on a card."""
+"""`foretell import`: estimates a job on a GPU from a torch.profiler recording made on the CPU."""
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
 from foretell.errors import UsageError
 
-_EPILOG = """Record a few training steps on any machine, with any build of torch:
+_EPILOG = """Record a few training steps on any machine, with any torch build:
 
   with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU],
                               profile_memory=True, record_shapes=True) as profiler:
@@ -21,37 +20,38 @@ examples:
   foretell import profile.json --gpu 24GiB,sm89 --explain
   foretell import profile.json --gpu a100-80gb --trace job.trace --json -
 
-exit codes: 0 it fits; 3 it would run out of memory; 2 not a profile that can be used
+exit codes: 0 the job fits; 3 it would run out of memory; 2 the profile cannot be used
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     parser.add_argument(
-        "profile", type=Path, metavar="PROFILE", help="written by export_chrome_trace: PROFILE.json or PROFILE.json.gz"
+        "profile", type=Path, metavar="PROFILE", help="output of export_chrome_trace: PROFILE.json or PROFILE.json.gz"
     )
-    parser.add_argument("--gpu", metavar="NAME", help="a card of `foretell gpus`, or MEMORY,smNN (default: a100-80gb)")
-    parser.add_argument("--context", metavar="SIZE", help="what an empty CUDA process takes on your machine")
-    parser.add_argument("--torch", metavar="VERSION", help="the torch the job will run with (default: 2.15)")
-    parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - is the standard output")
-    parser.add_argument("--trace", metavar="FILE", type=Path, help="save the job on that card, for `foretell report`")
-    parser.add_argument("--explain", action="store_true", help="show what each pass does to the peaks")
+    parser.add_argument("--gpu", metavar="NAME", help="a GPU from `foretell gpus`, or MEMORY,smNN (default: a100-80gb)")
+    parser.add_argument("--context", metavar="SIZE", help="memory of an empty CUDA process on your machine")
+    parser.add_argument("--torch", metavar="VERSION", help="torch version the job will run with (default: 2.15)")
+    parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - for standard output")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="save the simulated run, for `foretell report`")
+    parser.add_argument("--explain", action="store_true", help="show how each pass changes the peaks")
 
 
 def execute(options: argparse.Namespace) -> int:
-    from foretell import api, cpu, gpus
+    from foretell import api, gpus
+    from foretell.analysis.verdict import estimate_of
     from foretell.cli.files import check_targets, write_json
     from foretell.cli.show import exit_code, show_text
-    from foretell.cli.terminal import console, readers_may_leave
-    from foretell.cpu import explain
+    from foretell.cli.terminal import console, ignore_broken_pipe
+    from foretell.engines import imported as cpu
+    from foretell.engines.imported import explain
     from foretell.trace import save
     from foretell.units import parse_bytes
-    from foretell.verdict import estimate_of
 
     check_targets({"--json": options.json, "--trace": options.trace}, sources=[options.profile])
     gpu = gpus.find(options.gpu or api.DEFAULT_GPU)
     if not options.gpu:
-        print(f"foretell: no --gpu given; taking {gpu.name}, a large one", file=sys.stderr, flush=True)
+        print(f"foretell: no --gpu given; assuming {gpu.name}", file=sys.stderr, flush=True)
     card = cpu.Card(gpu=gpu, torch=_version(options.torch) if options.torch else cpu.NEWEST_TORCH)
     context_bytes = parse_bytes(options.context) if options.context else None
     imported = cpu.import_profile(options.profile, card, context_bytes=context_bytes, explain=options.explain)
@@ -62,13 +62,15 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         write_json(estimate, options.json)
     if options.explain:
-        with readers_may_leave():
+        with ignore_broken_pipe():
             explain.render(imported.passes, console(stderr=options.json == "-"))
     return exit_code(estimate)
 
 
 def _version(text: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", text)
-    if match is None:
-        raise UsageError(f"--torch {text}: a version is written as in 2.6 or 2.15.0.")
-    return int(match[1]), int(match[2])
+    from foretell.versions import parse_version
+
+    version = parse_version(text)
+    if version is None:
+        raise UsageError(f"--torch {text}: not a version. Write for example 2.6 or 2.15.0.")
+    return version

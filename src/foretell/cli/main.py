@@ -1,7 +1,7 @@
-"""Turns `argv` into a command and its outcome into an exit code.
+"""Parses `argv`, runs the command and picks the exit code.
 
-0 it fits; 3 it would run out of memory; 1 the user's script failed by itself; 2 wrong usage or an unsupported
-environment; 130 Ctrl-C. Commands are imported when called, and rich by them, so that `--help` starts at once.
+0 the job fits; 3 it would run out of memory; 1 the script itself failed; 2 wrong usage or an unsupported environment;
+130 interrupted. Commands are imported when they are called, and rich by them, so that `--help` starts at once.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from typing import NoReturn
 from foretell import __version__
 from foretell.errors import ForetellError, UsageError
 
-# name -> what `foretell --help` says of it; the module foretell.cli.<name> has `add_arguments` and `execute`.
-# A name that is a word of Python's has an underscore there: foretell.cli.import_.
+# name -> its line in `foretell --help`. The module foretell.cli.<name> has `add_arguments` and `execute`; a name that
+# is a Python keyword gets an underscore: foretell.cli.import_.
 COMMANDS = {
-    "run": "run a training script on a virtual GPU and say what memory it needs",
-    "gpus": "the cards foretell knows",
-    "report": "the result of a saved trace",
-    "what-if": "a saved trace on another card, or with other options of PyTorch's allocator",
-    "diff": "what changed between two runs: peaks, categories, modules, blocks",
-    "import": "what a job recorded on the CPU with torch.profiler needs on a GPU",
-    "calibrate": "measure a real card, for foretell run --profile",
-    "evaluate": "compare estimates with runs that were measured on real cards",
-    "doctor": "is everything here that is needed? if not, what to do",
+    "run": "run a training script on a virtual GPU and estimate the memory it needs",
+    "gpus": "list the GPUs foretell knows",
+    "report": "show the result of a saved trace",
+    "what-if": "replay a saved trace on another GPU or with other allocator options",
+    "diff": "compare two runs: peaks, categories, modules, blocks",
+    "import": "estimate a job recorded on the CPU with torch.profiler",
+    "calibrate": "measure a real GPU, for use with foretell run --profile",
+    "evaluate": "compare estimates with runs measured on real GPUs",
+    "doctor": "check the installation",
 }
 INTERRUPTED = 130
 
-_DESCRIPTION = "Run your PyTorch training on a GPU you don't have, and know what it needs before it has one."
+_DESCRIPTION = "Run your PyTorch training script on a GPU you don't have, and see how much memory it needs."
 _EPILOG = """examples:
   foretell run --gpu rtx-3060 train.py --batch-size 64
   foretell run --gpu a100-80gb --json - -m my_package.train > estimate.json
   foretell gpus
 
-exit codes: 0 it fits; 3 it would run out of memory; 1 the script failed by itself;
+exit codes: 0 the job fits; 3 it would run out of memory; 1 the script itself failed;
             2 wrong usage or an unsupported environment; 130 interrupted
 """
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. `{self.prog} --help` shows how.")
+        raise UsageError(f"{message}. See `{self.prog} --help`.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted; everything it started has been ended.")
+        _say("interrupted; all child processes have been stopped.")
         return INTERRUPTED
 
 
@@ -92,9 +92,9 @@ def _dispatch(words: list[str]) -> int:
     options, unknown = parser.parse_known_args(words)
     if unknown:
         where = f"foretell {options.command}" if options.command else "foretell"
-        raise UsageError(f"unknown option {unknown[0]}. `{where} --help` lists those there are.")
+        raise UsageError(f"unknown option {unknown[0]}. `{where} --help` lists the options.")
     if options.command is None:
-        parser.error("which command?")
+        parser.error("no command given")
     return int(_module(options.command).execute(options))
 
 
@@ -110,7 +110,7 @@ def _say(message: str) -> None:
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """A SIGTERM or a closed terminal ends the child too, by the same way as Ctrl-C."""
+    """SIGTERM and a closed terminal stop the child just as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -119,7 +119,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             previous[number] = signal.signal(number, interrupt)
-    except ValueError:  # not the main thread: the caller has its own way of ending us
+    except ValueError:  # not the main thread: the caller handles signals
         pass
     try:
         yield

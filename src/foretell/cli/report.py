@@ -1,4 +1,4 @@
-"""`foretell report`: the result of a saved trace, later and on another machine."""
+"""`foretell report`: the result of a saved trace, at any time and on any machine."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    from foretell.analysis.verdict import estimate_of
     from foretell.cli.show import exit_code, show_text
     from foretell.trace import load
-    from foretell.verdict import estimate_of
 
     targets = {"--json": options.json, "--report": options.report, "--snapshot": options.snapshot}
     check_targets(targets, sources=[options.trace])

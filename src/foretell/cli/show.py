@@ -1,18 +1,18 @@
-"""Shows an estimate, as `run` and `report` do, and turns its verdict into the exit code."""
+"""Showing an estimate, as `run` and `report` do, and the exit code of its verdict."""
 
 from __future__ import annotations
 
-from foretell.cli.terminal import console, readers_may_leave
+from foretell.cli.terminal import console, ignore_broken_pipe
 from foretell.records import Estimate
 
 OUT_OF_MEMORY = 3
 
 
 def show_text(estimate: Estimate, *, is_json: bool) -> None:
-    """The table on standard output; on standard error when JSON takes that place."""
+    """The table on standard output, or on standard error when standard output carries JSON."""
     from foretell.report import text
 
-    with readers_may_leave():
+    with ignore_broken_pipe():
         text.render(estimate, console(stderr=is_json))
 
 

@@ -1,4 +1,4 @@
-"""The terminal: a console that lets a reader leave (`foretell gpus | head`) without an error of ours."""
+"""The console, and output that survives a closed pipe (`foretell gpus | head`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 @contextlib.contextmanager
-def readers_may_leave() -> Iterator[None]:
+def ignore_broken_pipe() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()

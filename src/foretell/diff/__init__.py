@@ -1,4 +1,4 @@
-"""Two runs, as traces or estimates, into what changed from the one to the other."""
+"""Compares two runs, given as traces or estimates."""
 
 from foretell.diff.compare import BlockChange, Change, Difference, FactChange, compare, folded, grown_over, sentence
 from foretell.diff.summary import Held, Summary, summary_of

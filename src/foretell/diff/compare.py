@@ -1,4 +1,4 @@
-"""Two summaries into a `Difference`: what changed, the largest first, and the sentence that says it."""
+"""The `Difference` of two summaries: what changed, largest first, and a sentence that sums it up."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _CATEGORY_WORDS = {
 }
 _MOST = 0.5
 _CLEARLY = 2
-"""So many times the floor, something is more than what may be there unseen."""
+"""A change must exceed this multiple of the floor, because smaller holders may be missing from a summary."""
 _TRIED = 20
-"""Modules and prefixes that are looked at to find a renaming."""
+"""How many modules and prefixes to examine for a renaming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Of something that has bytes."""
+    """The bytes of one thing, before and after."""
 
     name: str
     before_bytes: int
     after_bytes: int
     count: int = 1
-    """Of how many with names that differ in numbers alone."""
+    """How many things it stands for, whose names differ only in numbers."""
 
     @property
     def bytes(self) -> int:
@@ -46,18 +46,18 @@ class Change:
 
     @property
     def share(self) -> float | None:
-        """Of what was there before; None: nothing was."""
+        """The fraction of the size before; None if there was nothing."""
         return self.bytes / self.before_bytes if self.before_bytes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockChange(Change):
-    """Of the blocks at the peak that have all of this in common; `name` is the module's."""
+    """Blocks at the peak that have all of this in common; `name` is the module."""
 
     operator: str | None
     category: str
     tensor: str | None
-    """The parameter or buffer that it is, or that it is the gradient or the state of."""
+    """The parameter or buffer it is, or whose gradient or state it is."""
     phase: str
     before_count: int
     after_count: int
@@ -79,13 +79,13 @@ class FactChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Only what changed, the largest first; None: one of the two does not say."""
+    """Only changes, largest first; None if one of the two has no such detail."""
 
     before: Summary
     after: Summary
     facts: tuple[FactChange, ...]
     peaks: tuple[Change, ...]
-    """All of them, in the order of PEAKS, also where nothing changed."""
+    """All of them, in the order of PEAKS, including unchanged ones."""
     categories: tuple[Change, ...] | None
     modules: tuple[Change, ...] | None
     blocks: tuple[BlockChange, ...] | None
@@ -102,7 +102,7 @@ def compare(before: Summary, after: Summary) -> Difference:
     renamed = _renaming(before, after)
     if renamed is not None:
         before = _with_modules(before, *renamed)
-        notes.append(f"modules below {renamed[0]} are taken for those below {renamed[1]}")
+        notes.append(f"modules below {renamed[0]} are compared with those below {renamed[1]} (renamed)")
     categories = modules = blocks = None
     if before.categories is not None and after.categories is not None:
         categories = _changes(before.categories, after.categories)
@@ -110,12 +110,12 @@ def compare(before: Summary, after: Summary) -> Difference:
         floor = max(before.modules_floor_bytes, after.modules_floor_bytes)
         modules = _changes(_named(before.modules), _named(after.modules), floor=floor)
         if floor:
-            notes.append(f"modules that held at most {format_bytes(floor)} are not all known")
+            notes.append(f"modules of at most {format_bytes(floor)} are listed only in part")
     if before.blocks is not None and after.blocks is not None:
         floor = max(before.blocks_floor_bytes, after.blocks_floor_bytes)
         blocks = _block_changes(before.blocks, after.blocks, floor)
         if floor:
-            notes.append(f"blocks of at most {format_bytes(floor)} are not compared one by one: not all are known")
+            notes.append(f"blocks of at most {format_bytes(floor)} are not compared: the list is incomplete")
     return Difference(
         before=before,
         after=after,
@@ -134,15 +134,15 @@ def compare(before: Summary, after: Summary) -> Difference:
 
 
 def grown_over(difference: Difference, limit: int | float) -> str | None:
-    """Why the growth is more than is allowed: bytes, or as a float a share of what was there. None: it is not."""
+    """Why the growth exceeds the limit (an int in bytes, a float as a fraction), or None if it does not."""
     if difference.after.verdict == "oom" and difference.before.verdict != "oom":
-        return "it runs out of memory now"
+        return "now runs out of memory"
     for name in ("reserved_bytes", "device_bytes"):
         change = difference.peak(name)
         allowed = limit * change.before_bytes if isinstance(limit, float) else limit
         if change.bytes > allowed:
             what = name.removesuffix("_bytes")
-            return f"{what} grew by {format_bytes(change.bytes)}, more than {format_bytes(round(allowed))}"
+            return f"{what} memory grew by {format_bytes(change.bytes)}, more than {format_bytes(round(allowed))}"
     return None
 
 
@@ -155,7 +155,7 @@ def _missing(before: Summary, after: Summary) -> list[str]:
         missing = [what for what in ("categories", "modules", "blocks") if getattr(summary, what) is None]
         if missing:
             words = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
-            notes.append(f"{summary.path} does not say which {words} held the memory: that is not compared")
+            notes.append(f"{summary.path} has no {words}, so they are not compared")
         if summary.verdict == "oom":
             notes.append(f"{summary.path} ran out of memory: its numbers are what it held then, not what it needs")
     return notes
@@ -179,7 +179,7 @@ def _facts(before: Summary, after: Summary) -> tuple[FactChange, ...]:
 
 
 def _without_folder(command: Sequence[str]) -> list[str]:
-    """Where its Python lies is not what changed."""
+    """The folder of the interpreter does not count as a change."""
     return [PurePath(command[0]).name, *command[1:]] if command else []
 
 
@@ -188,7 +188,7 @@ def _named(modules: Mapping[str | None, int]) -> dict[str, int]:
 
 
 def _changes(before: Mapping[str, int], after: Mapping[str, int], *, floor: int = 0) -> tuple[Change, ...]:
-    """What one of them does not name held nothing, or at most the floor."""
+    """A module that one of them does not list held at most the floor."""
     changes = []
     for name in before.keys() | after.keys():
         change = Change(name=name, before_bytes=before.get(name, 0), after_bytes=after.get(name, 0))
@@ -199,7 +199,7 @@ def _changes(before: Mapping[str, int], after: Mapping[str, int], *, floor: int 
 
 
 def _block_changes(before: Sequence[Held], after: Sequence[Held], floor: int) -> tuple[BlockChange, ...]:
-    """Of blocks above the floor, which are all known on both sides."""
+    """Only blocks above the floor, which both sides list completely."""
     groups: dict[Held, list[list[int]]] = defaultdict(lambda: [[], []])
     for side, blocks in enumerate((before, after)):
         for block in blocks:
@@ -224,7 +224,7 @@ def _block_changes(before: Sequence[Held], after: Sequence[Held], floor: int) ->
 
 
 def _steps(before: Summary, after: Summary) -> tuple[StepChange, ...]:
-    """Those that both have."""
+    """The steps that both have."""
     old = {step.index: step for step in before.steps}
     changes = []
     for new in after.steps:
@@ -251,7 +251,7 @@ def _largest_first(changes: Iterable[_Kind]) -> tuple[_Kind, ...]:
 
 
 def _renaming(before: Summary, after: Summary) -> tuple[str, str] | None:
-    """A prefix whose replacement gives most of the modules that went the names of most of those that came."""
+    """A prefix whose replacement maps most removed modules to added ones."""
     old, new = ({m for m in (s.modules or ()) if m is not None} for s in (before, after))
     gone, come = old - new, new - old
     if len(gone) < 2 or len(come) < 2:
@@ -294,7 +294,7 @@ def _with_modules(summary: Summary, old: str, new: str) -> Summary:
 
 
 def folded(changes: Sequence[_Kind]) -> tuple[_Kind, ...]:
-    """Layers that differ in their number alone as one: `model.layers.*.mlp`."""
+    """Folds layers that differ only in their number: `model.layers.*.mlp`."""
     groups: dict[object, list[_Kind]] = defaultdict(list)
     for change in changes:
         groups[_alike(change)].append(change)
@@ -334,7 +334,7 @@ def _together(group: Sequence[_Kind]) -> _Kind:
 
 
 def described(change: BlockChange) -> tuple[str, str, str]:
-    """What it is, where it comes from, and how many there are."""
+    """What it is, where it comes from, and how many of them there are."""
     counts = (change.before_count, change.after_count)
     return (
         f"{words_of(change.category)} {change.tensor or f'of {change.name}'}",
@@ -357,24 +357,24 @@ def percent(change: Change) -> str:
 
 
 def sentence(difference: Difference) -> str:
-    """As in: +1.20 GiB (+14 %) reserved, mostly activations of model.layers.*"""
+    """For example: +1.20 GiB (+14 %) reserved, mostly activations of model.layers.*"""
     turn = _turn(difference)
     if turn == 0:
         return _growth(difference)
-    words = "it runs out of memory now" if turn > 0 else "it fits now"
+    words = "now runs out of memory" if turn > 0 else "now fits"
     # What was held when memory ran out is not what is needed: that it is less then says nothing.
     is_telling = turn * difference.peak("reserved_bytes").bytes > 0
     return f"{words}: {_growth(difference)}" if is_telling else words
 
 
 def outlook(difference: Difference) -> int:
-    """1: worse, -1: better, 0: the same. A verdict that turned weighs more than bytes."""
+    """1: worse, -1: better, 0: the same. A changed verdict outweighs bytes."""
     change = difference.peak("reserved_bytes").bytes
     return _turn(difference) or (change > 0) - (change < 0)
 
 
 def _turn(difference: Difference) -> int:
-    """1: it runs out of memory now, -1: it fits now."""
+    """1: it now runs out of memory, -1: it now fits."""
     return (difference.after.verdict == "oom") - (difference.before.verdict == "oom")
 
 
@@ -382,9 +382,9 @@ def _growth(difference: Difference) -> str:
     reserved, allocated = difference.peak("reserved_bytes"), difference.peak("allocated_bytes")
     if not reserved.bytes and not allocated.bytes:
         device = difference.peak("device_bytes")
-        return "reserved and allocated are the same" + (f", device {signed(device.bytes)}" if device.bytes else "")
+        return "reserved and allocated are unchanged" + (f", device {signed(device.bytes)}" if device.bytes else "")
     if not reserved.bytes:
-        head, main = f"{signed(allocated.bytes)} ({percent(allocated)}) allocated, the same reserved", allocated
+        head, main = f"{signed(allocated.bytes)} ({percent(allocated)}) allocated, reserved unchanged", allocated
     else:
         head, main = f"{signed(reserved.bytes)} ({percent(reserved)}) reserved", reserved
     why = _why(difference, main)
@@ -411,7 +411,7 @@ def _why(difference: Difference, main: Change) -> str | None:
 
 
 def _most(changes: Sequence[_Kind], sign: int) -> _Kind | None:
-    """The one that makes up more than half of those that go the same way."""
+    """The change that makes up more than half of those with the same sign."""
     same = [change for change in changes if sign * change.bytes > 0]
     largest = max(same, key=lambda change: abs(change.bytes), default=None)
     if largest is None or abs(largest.bytes) <= _MOST * sum(abs(change.bytes) for change in same):

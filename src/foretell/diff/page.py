@@ -1,11 +1,21 @@
-"""A difference as one HTML file that needs nothing else: no script, no network."""
+"""A difference as a self-contained HTML file without scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from foretell.diff.compare import BlockChange, Change, Difference, described, folded, outlook, percent, sentence, signed
+from foretell.diff.compare import (
+    BlockChange,
+    Change,
+    Difference,
+    described,
+    folded,
+    outlook,
+    percent,
+    sentence,
+    signed,
+)
 from foretell.diff.summary import Summary
 from foretell.diff.text import PEAK_WORDS
 from foretell.report.holders import words_of
@@ -127,7 +137,7 @@ def _facts(difference: Difference) -> str:
         return ""
     rows = [_row([escape(fact.name), escape(fact.before), escape(fact.after)], 3) for fact in difference.facts]
     head = "<thead><tr><th></th><th class=name>before</th><th class=name>after</th></tr></thead>"
-    return f"<h2>What else differs</h2><table>{head}<tbody>{''.join(rows)}</tbody></table>"
+    return f"<h2>Other differences</h2><table>{head}<tbody>{''.join(rows)}</tbody></table>"
 
 
 def _notes(difference: Difference) -> str:

@@ -1,8 +1,7 @@
-"""A trace or an estimate on disk into the `Summary` that is compared: its peaks, and who held them."""
+"""The `Summary` of a trace or an estimate on disk, for comparison: its peaks, and what held them."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 from foretell.errors import ScriptError, TraceError, UnsupportedError
 from foretell.records import Estimate, StepPeak
 from foretell.report.holders import LISTED, blocks_at_peak, by_category, by_module
-from foretell.report.json import SCHEMA
+from foretell.report.json import parse
 
-_WANTED = "A trace (`foretell run --trace FILE ...`) or an estimate (`foretell run --json FILE ...`) is expected."
+_WANTED = "Give a trace (`foretell run --trace FILE ...`) or an estimate (`foretell run --json FILE ...`)."
 PEAKS = (
     "allocated_bytes", "fragmentation_bytes", "slack_bytes", "reserved_bytes", "library_bytes", "context_bytes",
     "device_bytes", "request_bytes",
@@ -74,13 +73,13 @@ def summary_of(path: Path) -> Summary:
 
 
 def _of_trace(path: Path) -> Summary:
+    from foretell.analysis.verdict import estimate_of
     from foretell.trace import load
-    from foretell.verdict import estimate_of
 
     try:
         estimate = estimate_of(load(path))
     except (ScriptError, UnsupportedError) as error:
-        raise UnsupportedError(f"{path} is of a run that gave no estimate: {error}") from None
+        raise UnsupportedError(f"{path}: the run has no estimate: {error}") from None
     return summary_of_run(str(path), estimate)
 
 
@@ -118,14 +117,9 @@ def summary_of_run(path: str, estimate: Estimate) -> Summary:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise TraceError(f"{path} is neither a trace nor JSON, or was cut off. {_WANTED}") from None
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != SCHEMA:
-        what = f"has the format {schema!r}" if isinstance(schema, str) else "is JSON, but none of foretell's"
-        raise TraceError(f"{path} {what}; this foretell compares {SCHEMA!r}. {_WANTED}")
-    return dict(document)
+        return parse(path.read_bytes(), name=str(path))
+    except TraceError as error:
+        raise TraceError(f"{error} {_WANTED}") from None
 
 
 def _of_document(document: dict[str, Any], path: Path) -> Summary:
@@ -158,7 +152,7 @@ def _of_document(document: dict[str, Any], path: Path) -> Summary:
             blocks_floor_bytes=0 if blocks and len(blocks) == peak.get("num_blocks") else _floor(blocks),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        what = f"has no {error}" if isinstance(error, KeyError) else f"holds what it should not: {error}"
+        what = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value: {error}"
         raise TraceError(f"{path} is a damaged estimate: it {what}. {_WANTED}") from None
 
 
@@ -189,7 +183,7 @@ def _size(value: Any) -> int:
 
 def _word(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is not a word")
+        raise ValueError(f"{value!r:.40} is not a string")
     return value
 
 

@@ -1,4 +1,4 @@
-"""A difference as a person reads it in a terminal."""
+"""A difference in a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from foretell.units import format_bytes
 
 _MAX_WIDTH = 110
 _NARROW = 76
-"""Below this there is no room for every number beside a name."""
+"""Narrower than this, some numbers are left out."""
 _ROWS = 12
 PEAK_WORDS = {
     "allocated_bytes": "peak allocated",
@@ -144,7 +144,7 @@ def _headed(first: str, *headings: str) -> Table:
 def _titled(table: Table, num_rows: int) -> RenderableType:
     rest: list[RenderableType] = [table]
     if num_rows > _ROWS:
-        rest.append(Text(f"and {num_rows - _ROWS} more: --json and --html have them all", style="bright_black"))
+        rest.append(Text(f"and {num_rows - _ROWS} more (all are in --json and --html)", style="bright_black"))
     return Padding(Group(*rest), (1, 2, 0, 2), expand=False)
 
 

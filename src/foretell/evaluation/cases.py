@@ -1,4 +1,4 @@
-"""Turns a folder of measured runs (CSV files, one a set) into cases.
+"""Reads the cases of a folder of measured runs (CSV files, one per set).
 
 Every set has a reader here: which script repeats a row, on which card, and what the measured number includes.
 """
@@ -27,14 +27,14 @@ _TIMM_FULL_MIB = 39_000
 def read(folder: Path, sets: Sequence[str] = ()) -> list[Case]:
     """The cases of the named sets, or of all that the folder has."""
     if not folder.is_dir():
-        raise UsageError(f"{folder}: there is no such folder. It should hold measured runs, as {_names()}.")
+        raise UsageError(f"no such folder: {folder}. Give a folder with measured runs: {_names()}.")
     unknown = sorted(set(sets) - set(READERS))
     if unknown:
-        raise UsageError(f"--sets {','.join(unknown)}: not a set. There are {', '.join(READERS)}.")
+        raise UsageError(f"--sets {','.join(unknown)}: unknown set. Known sets: {', '.join(READERS)}.")
     present = [name for name in READERS if (folder / f"{name}.csv").is_file()]
     missing = sorted(set(sets) - set(present))
     if missing or not present:
-        raise UsageError(f"{folder} has no {', '.join(f'{name}.csv' for name in missing) or _names()}.")
+        raise UsageError(f"{folder} does not contain {', '.join(f'{name}.csv' for name in missing) or _names()}.")
     return [case for name in present if not sets or name in sets for case in _read_set(folder / f"{name}.csv", name)]
 
 
@@ -54,7 +54,7 @@ def _read_set(path: Path, name: str) -> Iterator[Case]:
             if case is not None:
                 yield case
     except (KeyError, ValueError) as error:
-        raise UsageError(f"{path}: {type(error).__name__}: {error}. Is it a file of measured runs?") from None
+        raise UsageError(f"{path}: {type(error).__name__}: {error}. Not a file of measured runs?") from None
 
 
 # --- the sets ---------------------------------------------------------------------------------------------------------

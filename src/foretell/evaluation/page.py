@@ -1,4 +1,4 @@
-"""One HTML page with the figures of an evaluation: no network needed to read it."""
+"""A self-contained HTML page with the figures of an evaluation."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def render(
 ) -> str:
     plotly = plotly_objects()
     drawn = [
-        ("Errors by tool", "Each point is a run that did not end out of memory.", _error_boxes(plotly, judged)),
-        ("Estimate against measurement", "On the line both are the same.", _estimate_against_truth(plotly, judged)),
+        ("Errors by tool", "Each point is a run that did not run out of memory.", _error_boxes(plotly, judged)),
+        ("Estimate against measurement", "On the line, both are equal.", _estimate_against_truth(plotly, judged)),
         (
             "Failures against errors",
-            "How often a run that is given the estimate fails, against the median error. Low and left is good.",
+            "The share of runs that fail if given only the estimate, against the median error. Lower left is better.",
             _quadrants(plotly, figures),
         ),
         ("Residuals by batch size", "foretell's signed error.", _residuals(plotly, judged)),
@@ -57,9 +57,9 @@ def render(
         parts.append(f"<h2>{heading}</h2><p>{text}</p>")
         parts.append(figure.to_html(full_html=False, include_plotlyjs=number == 0, config={"displaylogo": False}))
     parts += [
-        "<h2>What explains the error</h2><p>ANOVA, type II, of foretell's relative error.</p>",
+        "<h2>Factors that explain the error</h2><p>ANOVA, type II, of foretell's relative error.</p>",
         _table(tables.FACTOR_HEADINGS, [(tables.factor_row(each), False) for each in factors]),
-        "<h2>Random configurations</h2><p>Models drawn alike, then one of their measured runs; bootstrap.</p>",
+        "<h2>Random configurations</h2><p>Bootstrap: a model at random, then one of its measured runs.</p>",
         _table(tables.DRAWS_HEADINGS, [(tables.draws_row(each), each.tool == OURS) for each in draws]),
         "</body></html>",
     ]

@@ -1,9 +1,8 @@
-"""The nouns of the evaluation: a measured run, and what an engine says of it."""
+"""The records of an evaluation: a measured run, and the answer of an engine."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -40,11 +39,6 @@ class Case:
         """The search for the interval of convolutions did not use it; other constants did (docs/accuracy.md)."""
         return int(self.key.rpartition("/")[2]) % 2 == 1
 
-    @property
-    def run_key(self) -> tuple[str, ...]:
-        """Runs of the same script with the same arguments on the same card are the same."""
-        return (self.workload, *self.arguments, self.gpu, str(self.context_bytes))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -53,8 +47,6 @@ class Answer:
     key: str
     engine: str
     torch: str
-    state: str
-    """A short hash of what an answer depends on; answers of another state are not comparable."""
     problem: str | None = None
     """Why there is no number."""
     is_oom: bool = False
@@ -65,10 +57,3 @@ class Answer:
     reserved_bytes: int = 0
     seconds: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Answer:
-        return cls(**json.loads(text))

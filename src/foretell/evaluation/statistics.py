@@ -97,7 +97,7 @@ def monte_carlo(judged: Sequence[Judged], *, num_draws: int = 500, num_runs: int
         figures: dict[str, Callable[[Any], np.ndarray[Any, Any]]] = {
             "median error": lambda errors: np.median(np.abs(errors), axis=1),
             "mean error": lambda errors: np.mean(np.abs(errors), axis=1),
-            "below what was needed": lambda errors: np.mean(errors < 0, axis=1),
+            "underestimates": lambda errors: np.mean(errors < 0, axis=1),
         }
         for figure, compute in figures.items():
             values = compute(samples)

@@ -12,7 +12,7 @@ from foretell.evaluation.statistics import Draws, Factor
 from foretell.units import format_bytes
 
 HEADINGS = (
-    "set", "tool", "runs", "median", "p90", "bias", "OOM right", "missed", "false", "PEF", "MCP", "inside", "width",
+    "set", "tool", "runs", "median", "p90", "bias", "OOM correct", "missed", "false", "PEF", "MCP", "inside", "width",
     "seconds",
 )  # fmt: skip
 _NOTHING = ""
@@ -39,7 +39,7 @@ def figure_row(figures: Figures) -> tuple[str, ...]:
 
 
 def factor_row(factor: Factor) -> tuple[str, ...]:
-    levels = "a number" if factor.num_levels is None else f"{factor.num_levels} levels"
+    levels = "numeric" if factor.num_levels is None else f"{factor.num_levels} levels"
     p_value = "< 0.001" if factor.p_value < 0.001 else f"{factor.p_value:.3f}"
     return factor.set, factor.name, levels, _percent(factor.share, digits=1), f"{factor.f_value:.1f}", p_value
 

@@ -1,1 +1,1 @@
-"""Turns an `Estimate` into what people and programs read. One file per form."""
+"""Reports of an `Estimate`, for people and programs. One file per format."""

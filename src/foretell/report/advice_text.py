@@ -1,4 +1,4 @@
-"""Advice as a person reads it in a terminal, below the estimate."""
+"""Advice in a terminal, below the estimate."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def render(
     if advice:
         parts += [_headline(advice, reserved_bytes, is_oom=is_oom), _table(advice, is_oom=is_oom)]
     else:
-        parts.append(Text(f"Nothing that was tried lowers the reserved peak of {format_bytes(reserved_bytes)}."))
-    parts += [Text(f"could not be tried: {what}", style="bright_black") for what in not_tried]
+        parts.append(Text(f"No change that was tried lowers the reserved peak of {format_bytes(reserved_bytes)}."))
+    parts += [Text(f"not tried: {what}", style="bright_black") for what in not_tried]
     console.print(Padding(Group(*parts), (0, 2, 1, 2), expand=False), width=min(console.width, _MAX_WIDTH))
 
 
 def _headline(advice: Sequence[Advice], reserved_bytes: int, *, is_oom: bool) -> Text:
-    text = Text.assemble(("What would lower the reserved peak", "bold"), f" of {format_bytes(reserved_bytes)}")
+    text = Text.assemble(("Changes that lower the reserved peak", "bold"), f" of {format_bytes(reserved_bytes)}")
     if not is_oom:
         return text.append(":")
     num_fitting = sum(each.verdict == "fits" for each in advice)
-    text.append(", which a larger card shows. ")
+    text.append(" (measured on a larger card). ")
     if not num_fitting:
-        return text.append("None of it makes the job fit:", style="red")
-    return text.append(f"{num_fitting} of {len(advice)} make it fit:", style="green")
+        return text.append("None of them makes the job fit:", style="red")
+    return text.append(f"{num_fitting} of {len(advice)} make{'s' * (num_fitting == 1)} the job fit:", style="green")
 
 
 def _table(advice: Sequence[Advice], *, is_oom: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", show_edge=False)
     table.add_column("saves", justify="right", no_wrap=True)
     table.add_column("leaves", justify="right", no_wrap=True)
-    table.add_column("what, how and at what price", overflow="fold")
+    table.add_column("change, how to make it, and its cost", overflow="fold")
     for each in advice:
         saves = ("~" if each.basis == "estimated" else "") + format_bytes(each.saved_bytes)
         words = Text(each.title, style="bold")
@@ -55,6 +55,6 @@ def _table(advice: Sequence[Advice], *, is_oom: bool) -> Table:
             words.append("  estimated", style="not bold yellow")
         if is_oom:
             words.append(*(("  fits", "green") if each.verdict == "fits" else ("  does not fit", "red")))
-        words.append(f"\n{each.how}", style="not bold").append(f"\nprice: {each.price}", style="not bold bright_black")
+        words.append(f"\n{each.how}", style="not bold").append(f"\ncost: {each.price}", style="not bold bright_black")
         table.add_row(saves, format_bytes(each.peak_reserved_bytes), words)
     return table

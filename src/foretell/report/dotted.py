@@ -1,4 +1,4 @@
-"""Names with dots in a column of a terminal: a long one goes on below after a dot or a space, not within a word."""
+"""Dotted names in a terminal column: a long name wraps after a dot or a space, never within a word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 class Dotted:
-    """rich breaks lines at spaces alone, and a module's path has none."""
+    """rich only breaks lines at spaces, and a module path has none."""
 
     def __init__(self, text: Text) -> None:
         self._lines = text.split("\n", allow_blank=True)
@@ -25,7 +25,7 @@ class Dotted:
 
 
 def _broken(line: Text, width: int) -> Iterator[Text]:
-    """What goes on below keeps the indent of its line."""
+    """Continuation lines keep the indent of the first."""
     indent = len(line.plain) - len(line.plain.lstrip())
     while line.cell_len > width:
         at = _end(line.plain, indent, width)
@@ -35,7 +35,7 @@ def _broken(line: Text, width: int) -> Iterator[Text]:
 
 
 def _end(line: str, indent: int, width: int) -> int:
-    """At a space when the next word fits into a line of its own; else after a dot; a name without one is cut."""
+    """Break at a space if the next word fits on a line; else after a dot; else cut the name."""
     space = line.rfind(" ", indent, width + 1)
     if space > indent and indent + len(line[space + 1 :].split(" ")[0]) <= width:
         return space + 1

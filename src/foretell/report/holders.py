@@ -1,4 +1,4 @@
-"""What every report says of who holds the memory: at the peak by category, by module and by line, and over time."""
+"""What holds the memory, for every report: at the peak by category, module and line, and over time."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from foretell.records import CATEGORIES, Attribution, Block, Category, Phase
+from foretell.records import CATEGORIES, Attribution, Block, Blocks, Category, Phase
 
 LISTED = 50
-"""So many modules and blocks are in the JSON; a list of fewer is whole."""
+"""How many modules and blocks the JSON lists at most; a shorter list is complete."""
 _MAX_POINTS = 400
-OUTSIDE = "(outside of modules)"
+OUTSIDE = "(outside modules)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Blocks of one kind, made at one place; those of repeated layers are one."""
+    """Blocks of one kind allocated at one place; repeated layers count as one place."""
 
     bytes: int
     num_blocks: int
     category: Category
     module: str | None
-    """`Net.layers.*.linear` where several layers are meant."""
+    """`Net.layers.*.linear` stands for several layers."""
     where: str | None
     name: str | None
-    """Where there is only one block."""
+    """Set when there is only one block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A moment of the run: the one with the most allocated among those it stands for."""
+    """A moment of the run: the highest of the events it represents."""
 
     event: int
     step: int
@@ -43,7 +43,7 @@ class Point:
 
 
 def layers_as_one(path: str) -> str:
-    """`Net.layers.3.linear` and its like are `Net.layers.*.linear`."""
+    """Folds repeated layers: `Net.layers.3.linear` becomes `Net.layers.*.linear`."""
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
@@ -52,12 +52,12 @@ def words_of(category: str) -> str:
 
 
 def blocks_at_peak(attribution: Attribution) -> list[Block]:
-    """The largest first."""
+    """Largest first."""
     return [attribution.blocks[number] for number in attribution.at_peak]
 
 
 def by_category(blocks: Iterable[Block]) -> dict[Category, int]:
-    """Every category, also those with nothing in them."""
+    """Every category, including empty ones."""
     sizes = dict.fromkeys(CATEGORIES, 0)
     for block in blocks:
         sizes[block.category] += block.bytes
@@ -65,7 +65,7 @@ def by_category(blocks: Iterable[Block]) -> dict[Category, int]:
 
 
 def by_module(blocks: Iterable[Block]) -> list[tuple[str | None, int]]:
-    """The largest first."""
+    """Largest first."""
     sizes: Counter[str | None] = Counter()
     for block in blocks:
         sizes[block.module] += block.bytes
@@ -73,7 +73,7 @@ def by_module(blocks: Iterable[Block]) -> list[tuple[str | None, int]]:
 
 
 def holders(blocks: Iterable[Block]) -> list[Holder]:
-    """The largest first."""
+    """Largest first."""
     groups: dict[tuple[Category, str | None, str | None], list[Block]] = {}
     for block in blocks:
         layers = layers_as_one(block.module) if block.module else None
@@ -93,13 +93,14 @@ def holders(blocks: Iterable[Block]) -> list[Holder]:
 
 
 def timeline(attribution: Attribution, max_points: int = _MAX_POINTS) -> list[Point]:
-    """At most so many moments; each peak of the run is among them."""
+    """At most `max_points` moments; every peak of the run is among them."""
+    blocks = Blocks.of(attribution.blocks)
+    categories = [CATEGORIES.index(kind.category) for kind in blocks.kinds]
     changes: list[tuple[int, int, int]] = []
-    for block in attribution.blocks:
-        number = CATEGORIES.index(block.category)
-        changes.append((block.begin, number, block.bytes))
-        if block.end is not None:
-            changes.append((block.end, number, -block.bytes))
+    for begin, end, size, kind in zip(blocks.begin, blocks.end, blocks.bytes, blocks.kind, strict=True):
+        changes.append((begin, categories[kind], size))
+        if end >= 0:
+            changes.append((end, categories[kind], -size))
     changes.sort()
     per_point = max(1, -(-attribution.num_events // max_points))
     sizes = [0] * len(CATEGORIES)

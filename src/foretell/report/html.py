@@ -1,7 +1,7 @@
-"""Who holds the memory, when, and what to change, as one HTML file that needs no network.
+"""The HTML report: what holds the memory, when, and what to change, as one file that needs no network.
 
-The page itself is built from web/report (`make page`) into page.html; what is written here is its data: columns of
-integers, and every string once. The browser computes the rest: the levels of a timeline follow from the blocks.
+The page itself is built from web/report (`make page`) into page.html. This module writes its data: integer columns,
+and every string once. The browser computes the timeline from the blocks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell import __version__
-from foretell.records import CATEGORIES, Attribution, Block, Estimate, Segment
-from foretell.report import json as json_report
+from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Estimate, Segment
+from foretell.rules.capacity import capacity_of
 
 SCHEMA = "foretell.page/1"
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -30,11 +30,8 @@ def render(estimate: Estimate, attribution: Attribution) -> str:
     return embed(
         {
             "view": "report",
-            "estimate": json_report.document(estimate),
-            "library_names": estimate.library_names,
-            "is_context_given": estimate.is_context_given,
-            "advice": [asdict(each) for each in estimate.advice or ()],
-            "leaks": [asdict(leak) for leak in estimate.leaks],
+            "estimate": _estimate(estimate),
+            "capacity": _capacity(estimate),
             "attribution": columns(attribution),
         },
         title=f"foretell: {verdict} on {estimate.gpu.device_name}",
@@ -42,21 +39,59 @@ def render(estimate: Estimate, attribution: Attribution) -> str:
 
 
 def embed(document: Mapping[str, Any], *, title: str) -> str:
-    """The page with this document in it. `view` names the part of web/report that shows it."""
+    """The page with this document embedded. `view` names the view in web/report that shows it."""
     text = json.dumps({"schema": SCHEMA, "version": __version__, **document}, separators=(",", ":"), allow_nan=False)
     # mtime=0: the same run gives the same file.
     packed = base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
     page = _TEMPLATE.read_text(encoding="utf-8")
-    assert page.count(_TITLE) == page.count(_DATA) == 1, f"{_TEMPLATE.name} lacks the place of its title or its data"
+    assert page.count(_TITLE) == page.count(_DATA) == 1, f"{_TEMPLATE.name} lacks a placeholder for title or data"
     # Base64 has no `<`, so nothing in the document can end the script element.
     filled = _DATA.replace("></", f">{packed}</")
     return page.replace(_TITLE, f"<title>{html.escape(title)}</title>").replace(_DATA, filled)
 
 
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    """Only what the page shows; the JSON report has the rest."""
+    gpu = estimate.gpu
+    return {
+        "engine": estimate.engine,
+        "verdict": estimate.verdict,
+        "gpu": {
+            "name": gpu.name,
+            "device_name": gpu.device_name,
+            "compute_capability": ".".join(map(str, gpu.compute_capability)),
+            "total_bytes": gpu.total_bytes,
+        },
+        "torch": estimate.torch_version,
+        "cuda": estimate.cuda_version,
+        "peak": {**asdict(estimate.peak), "device_bytes": estimate.peak.device_bytes},
+        "used_by_others_bytes": estimate.used_by_others_bytes,
+        "is_context_given": estimate.is_context_given,
+        "library_names": estimate.library_names,
+        "num_steps": len(estimate.steps),
+        "peak_step": estimate.peak_step,
+        "oom": asdict(estimate.oom) if estimate.oom else None,
+        "ended_early": estimate.ended_early,
+        "caveats": estimate.caveats,
+        "command": estimate.command,
+        "advice": [asdict(each) for each in estimate.advice or ()],
+        "leaks": [asdict(leak) for leak in estimate.leaks],
+    }
+
+
+def _capacity(estimate: Estimate) -> dict[str, int]:
+    """Computed here, as for the terminal, so that the page has no formula of its own to disagree with it."""
+    capacity = capacity_of(estimate)
+    return {
+        "available_bytes": capacity.available_bytes,
+        "spare_bytes": capacity.spare_bytes(estimate.peak.device_bytes),
+        "reservable_bytes": capacity.reservable_bytes,
+    }
+
+
 def columns(attribution: Attribution) -> dict[str, Any]:
     strings = _Strings()
-    labels = _Labels(strings)
-    blocks = attribution.blocks
+    blocks = Blocks.of(attribution.blocks)
     document = {
         "num_events": attribution.num_events,
         "peak_event": attribution.peak_event,
@@ -73,17 +108,17 @@ def columns(attribution: Attribution) -> dict[str, Any]:
             "bytes": [num_bytes for _, num_bytes in attribution.reserved],
         },
         "blocks": {
-            "begin": _differences([block.begin for block in blocks]),
+            "begin": _differences(blocks.begin),
             # How long, rather than until when: steps repeat, so gzip finds the same numbers again. 0: to the end.
-            "lifetime": [0 if block.end is None else block.end - block.begin for block in blocks],
-            "bytes": [block.bytes for block in blocks],
-            "rounding": [block.bytes - block.requested_bytes for block in blocks],
-            "step": [block.step for block in blocks],
-            "label": [labels.number(block) for block in blocks],
+            "lifetime": [0 if e < 0 else e - b for b, e in zip(blocks.begin, blocks.end, strict=True)],
+            "bytes": blocks.bytes.tolist(),
+            "rounding": [b - r for b, r in zip(blocks.bytes, blocks.requested_bytes, strict=True)],
+            "step": blocks.step.tolist(),
+            "label": blocks.kind.tolist(),
         },
         "segments": _segments(attribution.segments),
     }
-    return {**document, "labels": labels.columns(), "strings": strings.texts}
+    return {**document, "labels": _labels(blocks.kinds, strings), "strings": strings.texts}
 
 
 def _segments(segments: Sequence[Segment]) -> dict[str, list[int]]:
@@ -95,7 +130,7 @@ def _segments(segments: Sequence[Segment]) -> dict[str, list[int]]:
         "num_parts": [len(segment.parts) for segment in segments],
         "part_offset": [offset for offset, _, _ in parts],
         "part_bytes": [num_bytes for _, num_bytes, _ in parts],
-        # From 1; 0: free.
+        # Block number plus 1; 0: free.
         "part_block": [0 if block is None else block + 1 for _, _, block in parts],
     }
 
@@ -105,7 +140,7 @@ def _differences(ascending: Sequence[int]) -> list[int]:
 
 
 class _Strings:
-    """Each string once, by its number. 0 is None."""
+    """A string table. Index 0 is None."""
 
     def __init__(self) -> None:
         self.texts: list[str | None] = [None]
@@ -118,22 +153,9 @@ class _Strings:
         return number
 
 
-class _Labels:
-    """What is said of a block but for its size and time, once: every step makes the same tensors at the same places."""
-
-    FIELDS = ("name", "module", "operator", "phase", "where")
-
-    def __init__(self, strings: _Strings) -> None:
-        self._strings = strings
-        self._numbers: dict[tuple[str | None, ...], int] = {}
-
-    def number(self, block: Block) -> int:
-        said = (block.category, block.name, block.module, block.operator, block.phase, block.where)
-        return self._numbers.setdefault(said, len(self._numbers))
-
-    def columns(self) -> dict[str, list[int]]:
-        categories = {category: number for number, category in enumerate(CATEGORIES)}
-        named: dict[str, list[int]] = {"category": [categories[said[0]] for said in self._numbers]}  # type: ignore[index]
-        for column, field in enumerate(self.FIELDS, start=1):
-            named[field] = [self._strings.number(said[column]) for said in self._numbers]
-        return named
+def _labels(kinds: Sequence[BlockKind], strings: _Strings) -> dict[str, list[int]]:
+    """What is said of a block but for its size and time, once."""
+    named = {"category": [CATEGORIES.index(kind.category) for kind in kinds]}
+    for field in ("name", "module", "operator", "phase", "where"):
+        named[field] = [strings.number(getattr(kind, field)) for kind in kinds]
+    return named

@@ -1,13 +1,17 @@
-"""The estimate as JSON, schema `foretell.estimate/1`: keys are added, never changed in meaning."""
+"""The estimate as JSON, schema `foretell.estimate/1`, written and read: keys are added, never changed in meaning."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
-from foretell.records import CATEGORIES, Attribution, Estimate
+from foretell import gpus
+from foretell.errors import TraceError, UsageError
+from foretell.plain import from_plain, to_plain
+from foretell.records import CATEGORIES, Attribution, Estimate, PeakMemory
 from foretell.report.holders import LISTED, blocks_at_peak, by_category, by_module, timeline
+from foretell.rules.capacity import capacity_of
 
 SCHEMA = "foretell.estimate/1"
 _OF_A_BLOCK = ("bytes", "category", "name", "module", "operator", "phase", "step", "where")
@@ -18,7 +22,7 @@ def render(estimate: Estimate) -> str:
 
 
 def document(estimate: Estimate) -> dict[str, Any]:
-    gpu, peak = estimate.gpu, estimate.peak
+    gpu, peak, capacity = estimate.gpu, estimate.peak, capacity_of(estimate)
     return {
         "schema": SCHEMA,
         "engine": estimate.engine,
@@ -27,6 +31,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
             "name": gpu.name,
             "total_bytes": gpu.total_bytes,
             "device_name": gpu.device_name,
+            **{each.name: getattr(gpu, each.name) for each in fields(gpu)},
             "compute_capability": ".".join(map(str, gpu.compute_capability)),
         },
         "torch": estimate.torch_version,
@@ -42,7 +47,14 @@ def document(estimate: Estimate) -> dict[str, Any]:
             "request_bytes": peak.request_bytes,
             **(_at_peak(estimate.attribution) if estimate.attribution else {}),
         },
+        "library_names": list(estimate.library_names),
+        "is_context_given": estimate.is_context_given,
         "used_by_others_bytes": estimate.used_by_others_bytes,
+        "capacity": {
+            "available_bytes": capacity.available_bytes,
+            "reservable_bytes": capacity.reservable_bytes,
+            "spare_bytes": capacity.spare_bytes(peak.device_bytes),
+        },
         "peak_step": estimate.peak_step,
         "steps": [asdict(step) for step in estimate.steps],
         "oom": asdict(estimate.oom) if estimate.oom else None,
@@ -84,3 +96,50 @@ def _timeline(attribution: Attribution) -> dict[str, Any]:
             name: [point.by_category[number] for point in points] for number, name in enumerate(CATEGORIES)
         },
     }
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+_OTHER_NAMES = {"torch": "torch_version", "cuda": "cuda_version", "phases": "phases_seen"}
+
+
+def read(text: str) -> Estimate:
+    """Without its attribution, of which JSON has only sums and the largest blocks."""
+    document = parse(text)
+    try:
+        values = {_OTHER_NAMES.get(name, name): value for name, value in document.items()}
+        known = {each.name for each in fields(Estimate)} - {"attribution"}
+        values = {name: value for name, value in values.items() if name in known}
+        values.setdefault("engine", "virtual")
+        return from_plain(Estimate, {**values, "gpu": _gpu(document["gpu"]), "peak": _peak(document["peak"])})
+    except KeyError as error:
+        raise TraceError(f"damaged estimate: it has no {error}.") from None
+    except (TypeError, AttributeError, ValueError, AssertionError, UsageError) as error:
+        raise TraceError(f"damaged estimate: {error}.") from None
+
+
+def parse(text: str | bytes, *, name: str = "this") -> dict[str, Any]:
+    """The document, if it is one of foretell's."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise TraceError(f"{name} is neither a trace nor JSON, or is truncated.") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        what = f"has the format {schema!r}" if isinstance(schema, str) else "is JSON, but not written by foretell"
+        raise TraceError(f"{name} {what}; this version of foretell reads {SCHEMA!r}.")
+    return dict(document)
+
+
+def _gpu(document: dict[str, Any]) -> dict[str, Any]:
+    """Older files name the card and its memory only; the rest is looked up."""
+    major, _, minor = str(document["compute_capability"]).partition(".")
+    known = {} if "num_sms" in document else to_plain(gpus.find(document["name"]))
+    return {**known, **document, "compute_capability": [int(major), int(minor)]}
+
+
+def _peak(document: dict[str, Any]) -> dict[str, Any]:
+    names = {each.name for each in fields(PeakMemory)}
+    peak = {name: value for name, value in document.items() if name in names}
+    peak.setdefault("request_bytes", peak["device_high_bytes"])
+    return peak

@@ -13,14 +13,15 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from foretell.allocator import AllocatorSettings
+from foretell.allocator.follow import SMALL_SEGMENT_BYTES, Heap, Piece, ReplayError, settings_of
 from foretell.errors import UnsupportedError
-from foretell.records import Attribution, Block
-from foretell.replay import SMALL_SEGMENT_BYTES, Heap, Piece, ReplayError, settings_of
-from foretell.trace import ACTIONS, AllocatorSettings, Trace
+from foretell.records import Attribution, BlockKind, Blocks
+from foretell.trace import ACTIONS, Trace
 
 _PROTOCOL = 4
 """The newest that the page reads."""
-_OUR_FRAMES = "/foretell/capture/inside/"
+_OUR_FRAMES = "/foretell/inside/"
 _NO_CATEGORY = "unknown"
 """The page stumbles over categories without this one."""
 
@@ -43,7 +44,7 @@ def snapshot_of(trace: Trace, attribution: Attribution | None = None) -> _Json:
             "external_annotations": [note for history in histories for note in history.annotations()],
         }
     except ReplayError as error:
-        raise UnsupportedError(f"no snapshot can be made of this run: {error}.") from None
+        raise UnsupportedError(f"cannot make a snapshot of this run: {error}.") from None
 
 
 def _devices(trace: Trace) -> range:
@@ -58,17 +59,19 @@ class _History:
         self._trace = trace
         self._device = device
         self._rows = [row for row, of in enumerate(memory.device) if of == device]
-        is_of_it = attribution is not None and self._is_told_by(attribution)
-        self._attribution = attribution if is_of_it else None
-        self._owner = {block.begin: block for block in self._attribution.blocks} if self._attribution else {}
-        self._frames = [frames.of(memory.stack[row], self._owner.get(n)) for n, row in enumerate(self._rows)]
+        self._attribution = attribution if attribution is not None and attribution.device == device else None
+        blocks = Blocks.of(self._attribution.blocks if self._attribution else ())
+        self._kinds = blocks.kinds
+        self._kind_at = dict(zip(blocks.begin, blocks.kind, strict=True))
+        """Of the allocations, by the number of their event."""
+        told = (self._kind(number) for number in range(len(self._rows)))
+        self._frames = [
+            frames.of(memory.stack[row], memory.origin[row], kind) for row, kind in zip(self._rows, told, strict=True)
+        ]
 
-    def _is_told_by(self, attribution: Attribution) -> bool:
-        """An attribution is of one device, and does not say of which."""
-        address = self._trace.memory.address
-        return attribution.num_events == len(self._rows) and all(
-            address[self._rows[block.begin]] == block.address for block in attribution.blocks
-        )
+    def _kind(self, event: int) -> BlockKind | None:
+        number = self._kind_at.get(event)
+        return None if number is None else self._kinds[number]
 
     def entries(self) -> list[_Json]:
         memory, entries = self._trace.memory, []
@@ -87,17 +90,17 @@ class _History:
                 "time_us": memory.time_us[row],
                 "frames": frames,
             }
-            if self._owner:
-                owner = self._owner.get(number)
-                entry["category"] = owner.category if owner else _NO_CATEGORY
+            if self._kinds:
+                kind = self._kind(number)
+                entry["category"] = kind.category if kind else _NO_CATEGORY
             entries.append(entry)
         return entries
 
     def segments(self) -> Iterator[_Json]:
         memory = self._trace.memory
-        heap = Heap(settings_of(memory, self._trace.allocator))
+        heap = Heap(settings_of(memory.action, self._trace.allocator))
         for number, row in enumerate(self._rows):
-            heap.follow(number, ACTIONS[memory.action[row]], memory.address[row], memory.size[row])
+            heap.follow(number, memory.action[row], memory.address[row], memory.size[row])
         for pieces in heap.segments():
             origin = pieces[0].segment
             row = self._rows[origin]
@@ -124,7 +127,7 @@ class _History:
             "size": piece.size,
             "requested_size": piece.requested_bytes,
             "state": "inactive" if piece.is_free else in_use,
-            "frames": [] if piece.is_free else self._frames[piece.event],
+            "frames": [] if piece.is_free else self._frames[piece.number],
         }
 
     def annotations(self) -> list[_Json]:
@@ -156,34 +159,44 @@ class _Frames:
 
     def __init__(self, trace: Trace) -> None:
         self._named: dict[tuple[str, int, str], _Json] = {}
-        self._known: dict[tuple[int, tuple[str, ...]], list[_Json]] = {(-1, ()): []}
+        self._known: dict[tuple[int, int, BlockKind | None], list[_Json]] = {(-1, -1, None): []}
         self._trace = trace
 
-    def of(self, stack: int, owner: Block | None) -> list[_Json]:
-        """Innermost first. What foretell itself has on the stack is left out."""
-        told = _told(owner) if owner else {}
-        key = (stack, tuple(told.values()))
-        if key not in self._known:
+    def of(self, stack: int, origin: int, kind: BlockKind | None) -> list[_Json]:
+        """Innermost first, after what is known of the allocation. What foretell itself has on the stack is left out."""
+        key = (stack, origin, kind)
+        known = self._known.get(key)
+        if known is None:
             places = [self._trace.frames[number] for number in self._trace.stacks[stack]] if stack >= 0 else []
-            leading = [(file, 0, name) for file, name in told.items() if file not in {place[0] for place in places}]
+            leading = [(file, 0, name) for file, name in self._told(origin, kind)]
             shown = [place for place in places if _OUR_FRAMES not in place[0]]
-            self._known[key] = [self._frame(place) for place in (*leading, *shown)]
-        return self._known[key]
+            known = self._known[key] = [self._frame(place) for place in (*leading, *shown)]
+        return known
+
+    def _told(self, number: int, kind: BlockKind | None) -> Iterator[tuple[str, str]]:
+        """The file is what is said, the function is the name."""
+        origin = self._trace.origin(number)
+        if kind is not None:
+            yield "<category>", f"{kind.category} {kind.name}" if kind.name else kind.category
+        if origin.rule is not None:
+            yield "<rule>", origin.rule
+        operator = f"{origin.operator} ({origin.kernel})" if origin.kernel else origin.operator
+        for file, of_block, own in (
+            ("<operator>", kind and kind.operator, operator),
+            ("<nn.Module>", kind and kind.module, origin.module),
+            ("<phase>", kind and kind.phase, origin.phase),
+        ):
+            name = own or of_block
+            if name is not None:
+                yield file, name
+        while origin.caller is not None:
+            origin = self._trace.origin(origin.caller)
+            if origin.operator is not None:
+                yield "<operator>", origin.operator
 
     def _frame(self, place: tuple[str, int, str]) -> _Json:
         filename, line, name = place
         return self._named.setdefault(place, {"filename": filename, "line": line, "name": name})
-
-
-def _told(owner: Block) -> dict[str, str]:
-    """As the CPU engine writes it into its stacks: the file is the kind, the function is the name."""
-    told = {
-        "<category>": f"{owner.category} {owner.name}" if owner.name else owner.category,
-        "<operator>": owner.operator,
-        "<nn.Module>": owner.module,
-        "<phase>": owner.phase,
-    }
-    return {file: name for file, name in told.items() if name is not None}
 
 
 def _settings(settings: AllocatorSettings) -> _Json:

@@ -1,4 +1,4 @@
-"""The estimate as a person reads it in a terminal: the verdict, where the memory is, how the run went, the caveats."""
+"""The estimate in a terminal: the verdict, where the memory is, how the run went, the caveats."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rich.text import Text
 from foretell.records import Attribution, Category, Estimate, Gpu, StepPeak
 from foretell.report.dotted import Dotted
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
+from foretell.rules.capacity import capacity_of
 from foretell.units import GIB, format_bytes
 
 _MAX_WIDTH = 100
 _NARROW = 76
-"""Below this, what would be side by side is one below the other."""
+"""Narrower than this, columns are stacked instead of placed side by side."""
 _NO_NOTES = 56
 _MAX_STEPS = 8
 _MAX_HOLDERS = 10
@@ -45,16 +46,17 @@ def render(estimate: Estimate, console: Console) -> None:
 
 def _headline(estimate: Estimate, width: int) -> RenderableType:
     gpu, peak = estimate.gpu, estimate.peak
-    total = gpu.total_bytes - estimate.used_by_others_bytes
+    capacity = capacity_of(estimate)
     lines: list[RenderableType] = []
     if estimate.oom is None:
-        spare = total - peak.device_bytes
+        is_sure = capacity.spare_bytes(peak.device_high_bytes) >= 0
+        spare = format_bytes(capacity.spare_bytes(peak.device_bytes))
         text = Text.assemble(
             (" FITS ", "bold white on green"),
             "  needs ",
             (format_bytes(peak.device_bytes), "bold"),
-            f" of {format_bytes(total)}, ",
-            (f"{format_bytes(spare)} to spare", "bold green" if peak.device_high_bytes <= total else "bold yellow"),
+            f" of {format_bytes(capacity.available_bytes)}, ",
+            (f"{spare} to spare", "bold green" if is_sure else "bold yellow"),
         )
         lines += [text, Text(), _bar(estimate, width - 6)]
     else:
@@ -69,7 +71,7 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
             text.append(", at ").append(_short(oom.where), style="bold")
         lines.append(text)
         lines += [Text(), _bar(estimate, width - 6), Text(), Text(_without_advice(oom.message), style="italic")]
-        lines += [Text(), Text(f"What it needs shows on a card that is large enough: --gpu {_larger(gpu)}")]
+        lines += [Text(), Text(f"To see the full requirement, use a larger card: --gpu {_larger(gpu)}")]
     name = Text(gpu.device_name, style="default bold")
     if "," not in gpu.name:
         name.append(f" ({gpu.name})", style="not bold")
@@ -83,7 +85,7 @@ def _larger(gpu: Gpu) -> str:
 
 
 def _bar(estimate: Estimate, width: int) -> Text:
-    """The card from left to right: each part in its colour, and what is free."""
+    """The memory of the card, from left to right: each part in its colour, then the free part."""
     peak, total = estimate.peak, estimate.gpu.total_bytes
     sizes = {
         "allocated": peak.allocated_bytes,
@@ -118,25 +120,25 @@ def _memory(estimate: Estimate, width: int) -> RenderableType:
         table.add_row(Text.assemble(mark, (label, style)), Text(format_bytes(size), style=style), *notes)
 
     libraries = ", ".join(estimate.library_names)
-    guess = "as given with --context" if estimate.is_context_given else "a guess; --context says what yours takes"
+    guess = "from --context" if estimate.is_context_given else "estimated; set yours with --context"
     cached = peak.reserved_bytes - peak.allocated_bytes
     row("allocated", "peak allocated", peak.allocated_bytes, "live tensors (max_memory_allocated)")
-    row(None, "peak reserved", peak.reserved_bytes, "all PyTorch holds (max_memory_reserved)", "bold")
-    row("cache", "  beyond allocated", cached, "cached and fragments")
-    row("libraries", "+ libraries", peak.library_bytes, libraries or "none used")
+    row(None, "peak reserved", peak.reserved_bytes, "allocated plus cache (max_memory_reserved)", "bold")
+    row("cache", "  not allocated", cached, "cached blocks and fragmentation")
+    row("libraries", "+ libraries", peak.library_bytes, libraries or "none loaded")
     row("context", "+ CUDA context", peak.context_bytes, guess)
-    interval = f"{format_bytes(peak.device_low_bytes)} to {format_bytes(peak.device_high_bytes)}; what nvidia-smi shows"
+    interval = f"{format_bytes(peak.device_low_bytes)} to {format_bytes(peak.device_high_bytes)}; as in nvidia-smi"
     row(None, "= device", peak.device_bytes, interval, "bold")
     if estimate.used_by_others_bytes:
-        row("others", "  others on it", estimate.used_by_others_bytes, "as given with --used-by-others")
+        row("others", "  other processes", estimate.used_by_others_bytes, "from --used-by-others")
     if estimate.oom is None:
-        row(None, "  request", peak.request_bytes, "for a scheduler: 99 of 100 runs need less")
+        row(None, "  request", peak.request_bytes, "ask your scheduler for this: enough for 99 % of runs")
         return Padding(table, (1, 2, 0, 2), expand=False)
-    return Padding(Group(Text("What it held when it ran out:"), table), (1, 2, 0, 2), expand=False)
+    return Padding(Group(Text("Memory in use when it ran out:"), table), (1, 2, 0, 2), expand=False)
 
 
 def _who(estimate: Estimate, width: int) -> RenderableType | None:
-    """The peak by category, its largest holders, and the way to it."""
+    """The peak by category, its largest holders, and memory over time."""
     attribution = estimate.attribution
     if attribution is None or not attribution.at_peak:
         return None
@@ -159,7 +161,7 @@ def _who(estimate: Estimate, width: int) -> RenderableType | None:
     )
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", show_edge=False)
     is_narrow = width < _NARROW
-    table.add_column("holds", justify="right", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
     table.add_column("what", no_wrap=not is_narrow)
     table.add_column("module, line" if is_narrow else "module", overflow="fold")
     if not is_narrow:
@@ -171,7 +173,7 @@ def _who(estimate: Estimate, width: int) -> RenderableType | None:
         line = Text(_file_and_line(holder.where), style="bright_black")
         places = [Text("\n").join([module, line] if line else [module])] if is_narrow else [module, line]
         table.add_row(format_bytes(holder.bytes), what, *map(Dotted, places))
-    title = Text.assemble("At the peak of allocated ", (format_bytes(total), "bold"), ":")
+    title = Text.assemble("Allocated at the peak: ", (format_bytes(total), "bold"))
     parts: list[RenderableType] = [title, bar, legend, Text(), table]
     if len(attribution.spans) > 1:
         parts += [Text(), _sparkline(attribution, width - 4)]
@@ -179,7 +181,7 @@ def _who(estimate: Estimate, width: int) -> RenderableType | None:
 
 
 def _sparkline(attribution: Attribution, width: int) -> RenderableType:
-    """Allocated over the run, each column the most of its events; below it where each step begins."""
+    """Allocated bytes over the run: each column is the maximum of its events. Below it, the start of each step."""
     points = timeline(attribution, max_points=width)
     most = max(point.allocated_bytes for point in points)
     line, steps, last = Text(), "", -1
@@ -191,7 +193,7 @@ def _sparkline(attribution: Attribution, width: int) -> RenderableType:
         if point.step != last and has_room:
             steps = steps.ljust(at) + number
         last = point.step
-    legend = [Text("memory over steps:")]
+    legend = [Text("memory by step:")]
     for phase, style in _PHASE_STYLES.items():
         if any(point.phase == phase for point in points):
             legend.append(Text.assemble(("■ ", style), _phase_words(phase)))
@@ -204,19 +206,19 @@ def _leaks(estimate: Estimate) -> RenderableType | None:
     lines = [
         Text.assemble(
             ("LEAK ", "bold red"),
-            f" {format_bytes(leak.bytes_per_step)} more after each step, made at ",
+            f" grows by {format_bytes(leak.bytes_per_step)} per step; allocated at ",
             (_short(leak.where) if leak.where else leak.module or "an unknown line", "bold"),
             f"; {leak.num_blocks} blocks, {format_bytes(leak.held_bytes)} so far. ",
-            f"Held by {', '.join(leak.held_by)}. " if leak.held_by else "",
+            f"Kept alive by {', '.join(leak.held_by)}. " if leak.held_by else "",
         )
         for leak in estimate.leaks[:_MAX_LEAKS]
     ]
-    lines.append(Text("Keep loss.item() or loss.detach() instead of tensors with their graph, or let go of them."))
+    lines.append(Text("Keep loss.item() or loss.detach() instead of tensors with their graph, or drop the references."))
     return Padding(Group(*lines), (1, 2, 0, 2), expand=False)
 
 
 def _steps(estimate: Estimate) -> RenderableType | None:
-    """Only when steps differ: else the peak says it all."""
+    """Only when steps differ; otherwise the peak is enough."""
     steps = estimate.steps
     if len({(s.peak_allocated_bytes, s.peak_reserved_bytes) for s in steps}) < 2:
         return None
@@ -238,7 +240,7 @@ def _steps(estimate: Estimate) -> RenderableType | None:
 
 
 def _chosen(steps: tuple[StepPeak, ...], peak_step: int | None) -> list[StepPeak | None]:
-    """All of a few; of many the first, the peak and the last, with gaps as None."""
+    """All steps if there are few; otherwise the first, the peak and the last, with None for a gap."""
     if len(steps) <= _MAX_STEPS:
         return list(steps)
     wanted = {0, 1, 2, len(steps) - 2, len(steps) - 1} | {i for i, s in enumerate(steps) if s.index == peak_step}
@@ -256,11 +258,11 @@ def _run(estimate: Estimate) -> RenderableType:
     table.add_column(overflow="fold")
     cuda = f", CUDA {estimate.cuda_version}" if estimate.cuda_version else ""
     table.add_row("torch", f"{estimate.torch_version}{cuda}")
-    steps = f"{len(estimate.steps)} seen"
+    steps = f"{len(estimate.steps)} run"
     if estimate.peak_step is not None:
-        steps += f"; reserved was highest first in step {estimate.peak_step}"
+        steps += f"; peak first reached in step {estimate.peak_step}"
     elif estimate.steps:
-        steps += "; the peak was outside of them"
+        steps += "; the peak was outside the steps"
     table.add_row("steps", steps)
     if estimate.phases_seen:
         table.add_row("phases", ", ".join(_phase_words(phase) for phase in estimate.phases_seen))
@@ -268,20 +270,28 @@ def _run(estimate: Estimate) -> RenderableType:
         table.add_row("ended early", Text(what))
     if estimate.redirected_writes:
         count = len(estimate.redirected_writes)
-        what = "1 file the script wrote" if count == 1 else f"{count} files the script wrote"
-        table.add_row("writes", f"{what} went to a scratch folder; nothing of yours was changed")
+        what = "1 file" if count == 1 else f"{count} files"
+        table.add_row("writes", f"{what} redirected to a scratch folder; your files are unchanged")
     if estimate.not_sent:
-        table.add_row("offline", Text(f"{', '.join(estimate.not_sent)}: nothing was sent"))
-    seconds = estimate.seconds
-    total, script, imports = (seconds.get(name, 0.0) for name in ("total", "script", "import_torch"))
-    detail = f" (the script {script:.1f} s" + (f", of which importing torch {imports:.1f} s)" if imports else ")")
-    table.add_row("time", f"{total:.1f} s{detail}")
+        table.add_row("offline", Text(f"{', '.join(estimate.not_sent)}: no data was sent"))
+    if "total" in estimate.seconds:
+        table.add_row("time", _time(estimate.seconds))
     return Padding(table, (1, 2, 0, 2), expand=False)
+
+
+def _time(seconds: dict[str, float]) -> str:
+    """Measured times only: an import does not run the script."""
+    text = f"{seconds['total']:.1f} s"
+    if "script" in seconds:
+        imports = seconds.get("import_torch", 0.0)
+        of_which = f", including {imports:.1f} s to import torch" if imports else ""
+        text += f" (script {seconds['script']:.1f} s{of_which})"
+    return text
 
 
 def _caveats(estimate: Estimate) -> RenderableType | None:
     if not estimate.caveats:
-        return Text()  # a line of air below the table
+        return Text()  # a blank line below the table
     table = Table.grid(padding=(0, 1))
     table.add_column(style="yellow")
     table.add_column(overflow="fold")
@@ -291,16 +301,16 @@ def _caveats(estimate: Estimate) -> RenderableType | None:
 
 
 def _phase_words(phase: str) -> str:
-    return {"optimizer": "optimizer step", "other": "outside of a step"}.get(phase, phase)
+    return {"optimizer": "optimizer step", "other": "outside a step"}.get(phase, phase)
 
 
 def _file_and_line(where: str | None) -> str:
-    """Narrow; the JSON has the whole path."""
+    """The file name without its folder; the JSON has the full path."""
     return re.split(r"[/\\]", where)[-1] if where else ""
 
 
 def _short(where: str) -> str:
-    """Paths below the current folder are shown from there."""
+    """Paths below the current folder are shown relative to it."""
     path, _, line = where.rpartition(":")
     try:
         relative = os.path.relpath(path)
@@ -310,5 +320,5 @@ def _short(where: str) -> str:
 
 
 def _without_advice(message: str) -> str:
-    """PyTorch's own words, but for the pointer to its documentation at the end."""
+    """PyTorch's message without the pointer to its documentation at the end."""
     return message.split(" See documentation for Memory Management")[0].strip()

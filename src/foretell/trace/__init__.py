@@ -1,10 +1,11 @@
-"""The trace: all that one run told, as one versioned file from which every result is computed."""
+"""The trace: everything recorded of one run, in one versioned file from which every result is computed."""
 
+from foretell.protocol.history import ACTIONS
+from foretell.trace.capture import from_capture
 from foretell.trace.file import SCHEMA, load, save
-from foretell.trace.folder import from_capture
 from foretell.trace.records import (
-    ACTIONS,
-    AllocatorSettings,
+    Collectives,
+    Convolutions,
     Counted,
     DeviceMemory,
     DriverEvents,
@@ -12,11 +13,16 @@ from foretell.trace.records import (
     KernelLaunches,
     Labels,
     LibraryCalls,
+    MatrixProducts,
     MemoryEvents,
     MissingFunction,
     OomMark,
+    Origin,
+    Origins,
+    RecurrentNets,
     ScriptException,
     Spans,
+    SparseResults,
     StepMark,
     Trace,
     Unsupported,
@@ -25,7 +31,8 @@ from foretell.trace.records import (
 __all__ = [
     "ACTIONS",
     "SCHEMA",
-    "AllocatorSettings",
+    "Collectives",
+    "Convolutions",
     "Counted",
     "DeviceMemory",
     "DriverEvents",
@@ -33,11 +40,16 @@ __all__ = [
     "KernelLaunches",
     "Labels",
     "LibraryCalls",
+    "MatrixProducts",
     "MemoryEvents",
     "MissingFunction",
     "OomMark",
+    "Origin",
+    "Origins",
+    "RecurrentNets",
     "ScriptException",
     "Spans",
+    "SparseResults",
     "StepMark",
     "Trace",
     "Unsupported",

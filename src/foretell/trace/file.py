@@ -1,7 +1,7 @@
-"""The trace on disk, format `foretell.trace/1`.
+"""The trace on disk, format `foretell.trace/2`.
 
-A zip: `trace.json` for what is small, and one little-endian binary member per column for what is not. A foreign, cut or
-newer file is a `TraceError` that says which.
+A zip with `trace.json` for small data and one little-endian binary member per column for large tables. A foreign,
+truncated or newer file raises a `TraceError` that says so.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from dataclasses import Field, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from foretell.allocator import AllocatorSettings
 from foretell.errors import TraceError
+from foretell.protocol import native_log
+from foretell.protocol.history import ACTIONS
 from foretell.records import CATEGORIES, Gpu, LibraryBytes, OutOfMemory
 from foretell.trace.records import (
-    ACTIONS,
     PHASES,
-    AllocatorSettings,
+    Collectives,
+    Convolutions,
     Counted,
     DeviceMemory,
     DriverEvents,
@@ -31,29 +34,38 @@ from foretell.trace.records import (
     KernelLaunches,
     Labels,
     LibraryCalls,
+    MatrixProducts,
     MemoryEvents,
     MissingFunction,
     OomMark,
+    Origins,
+    RecurrentNets,
     ScriptException,
     Spans,
+    SparseResults,
     StepMark,
     Trace,
     Unsupported,
 )
 
-SCHEMA = "foretell.trace/1"
-_Table = TypeVar("_Table", MemoryEvents, DriverEvents, KernelLaunches, LibraryCalls, Labels, Spans)
+SCHEMA = "foretell.trace/2"
+"""2: calls of libraries in tables by kind, and origins in one. In 1 the numbers of calls had no names, and origins were
+stack frames with files like `<operator>`."""
+_Table = TypeVar(
+    "_Table", MemoryEvents, DriverEvents, KernelLaunches, LibraryCalls, Convolutions, MatrixProducts, Collectives,
+    RecurrentNets, SparseResults, Labels, Spans, Origins,
+)  # fmt: skip
 _TABLES = {
     "memory": MemoryEvents, "driver": DriverEvents, "kernels": KernelLaunches, "library": LibraryCalls,
-    "labels": Labels, "spans": Spans,
+    "convolutions": Convolutions, "products": MatrixProducts, "collectives": Collectives, "recurrent": RecurrentNets,
+    "sparse": SparseResults, "labels": Labels, "spans": Spans, "origins": Origins,
 }  # fmt: skip
-_NEWER_TABLES = {"labels", "spans"}
-"""Files written before there was attribution do not have them."""
-_ADVICE = "`foretell run --trace FILE ...` writes a new one."
+_NAMES_OF_ORIGINS = ("operator", "kernel", "module", "rule")
+_ADVICE = "Record a new one with `foretell run --trace FILE ...`."
 
 
 def save(trace: Trace, path: Path) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file atomically."""
     path = Path(path)
     temporary: str | None = None
     try:
@@ -67,7 +79,7 @@ def save(trace: Trace, path: Path) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise TraceError(f"no room on the disk for the trace {path}. Free some, or give another --trace.") from None
+            raise TraceError(f"no space left for the trace {path}. Free some, or use another --trace.") from None
         raise TraceError(f"cannot write the trace {path}: {error.strerror or error}.") from None
 
 
@@ -78,19 +90,19 @@ def load(path: Path) -> Trace:
         with zipfile.ZipFile(path) as archive:
             return _read_members(archive, path)
     except FileNotFoundError:
-        raise TraceError(f"no such trace: {path}. `foretell run --trace FILE ...` writes one.") from None
+        raise TraceError(f"no such trace: {path}. Record one with `foretell run --trace FILE ...`.") from None
     except IsADirectoryError:
         raise TraceError(f"{path} is a folder, not a trace.") from None
     except zipfile.BadZipFile as error:
         if path.read_bytes()[:1] == b"{":
-            raise TraceError(f"{path} is JSON, not a trace: an estimate (--json) says too little. {_ADVICE}") from None
-        raise TraceError(f"{path} is not a trace, or is one that was cut off ({error}). {_ADVICE}") from None
+            raise TraceError(f"{path} is JSON, not a trace; an estimate (--json) is not enough. {_ADVICE}") from None
+        raise TraceError(f"{path} is not a trace, or is truncated ({error}). {_ADVICE}") from None
     except OSError as error:
         raise TraceError(f"cannot read the trace {path}: {error.strerror or error}.") from None
     except TraceError:
         raise
     except Exception as error:
-        # Whatever else a changed byte makes zipfile, zlib or json stumble over: the file is at fault, not the program.
+        # Anything else that zipfile, zlib or json raises on a damaged byte: the file is at fault, not the program.
         reason = f"{type(error).__name__}: {error}"
         raise TraceError(f"{path} is a damaged trace ({reason}). {_ADVICE}") from None
 
@@ -122,25 +134,23 @@ def _plain(value: Any) -> Any:
 
 def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
     if "trace.json" not in archive.namelist():
-        raise TraceError(f"{path} is a zip file, but not a trace of foretell. {_ADVICE}")
+        raise TraceError(f"{path} is a zip file, but not a foretell trace. {_ADVICE}")
     document = json.loads(archive.read("trace.json"))
     schema = str(document.pop("schema", "none")) if isinstance(document, dict) else "none"
     if schema != SCHEMA:
-        advice = "Update foretell to read it." if schema.startswith("foretell.trace/") else _ADVICE
-        raise TraceError(f"{path} has the format {schema!r}; this foretell reads {SCHEMA!r}. {advice}")
+        family, _, version = schema.rpartition("/")
+        is_newer = f"{family}/" == SCHEMA[:-1] and version.isdigit() and int(version) > int(SCHEMA[-1])
+        advice = "Update foretell to read it." if is_newer else _ADVICE
+        raise TraceError(f"{path} has the format {schema!r}; this version of foretell reads {SCHEMA!r}. {advice}")
     tables = document.pop("tables")
-    loaded = {
-        name: _load_table(archive, name, kind, tables[name])
-        for name, kind in _TABLES.items()
-        if name in tables or name not in _NEWER_TABLES
-    }
+    loaded = {name: _load_table(archive, name, kind, tables[name]) for name, kind in _TABLES.items()}
     trace = _from_plain(document, loaded)
     _check_numbers(trace)
     return trace
 
 
 def _check_numbers(trace: Trace) -> None:
-    """What is looked up by number must be there."""
+    """Every index must refer to an existing entry."""
     frames = array("q", (number for stack in trace.stacks for number in stack))
     columns: tuple[tuple[str, array[int], int], ...] = (
         ("actions", trace.memory.action, len(ACTIONS)),
@@ -148,12 +158,21 @@ def _check_numbers(trace: Trace) -> None:
         ("frames", frames, len(trace.frames)),
         ("categories", trace.labels.category, len(CATEGORIES)),
         ("names of labels", trace.labels.name, len(trace.owners)),
+        ("directions", trace.convolutions.direction, len(native_log.DIRECTIONS)),
+        ("sources of workspaces", trace.convolutions.workspace_source, len(native_log.WORKSPACE_SOURCES)),
+        ("collectives", trace.collectives.operation, len(native_log.COLLECTIVES)),
+        ("origins", trace.memory.origin, len(trace.origins.operator)),
+        ("callers", trace.origins.caller, len(trace.origins.operator)),
+        *(("names of origins", getattr(trace.origins, name), len(trace.owners)) for name in _NAMES_OF_ORIGINS),
+        ("phases of origins", trace.origins.phase, len(PHASES)),
         ("phases", trace.spans.phase, len(PHASES)),
         ("places of spans", trace.spans.where, len(trace.owners)),
     )
+    if any(caller >= number for number, caller in enumerate(trace.origins.caller)):
+        raise ValueError("an origin that comes before its caller")
     for what, numbers, count in columns:
         if numbers and not (min(numbers) >= -1 and max(numbers) < count):
-            raise ValueError(f"{what}: number {max(numbers)} of {count}")
+            raise ValueError(f"{what}: index {max(numbers)} of {count}")
 
 
 def _load_table(archive: zipfile.ZipFile, name: str, kind: type[_Table], described: dict[str, Any]) -> _Table:

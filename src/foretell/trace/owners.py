@@ -1,4 +1,4 @@
-"""Puts the marks and labels of a capture folder (`capture/inside/owners.py`) where they belong in the memory history.
+"""Puts the marks and labels of a capture folder (`inside/watch/owners.py`) where they belong in the memory history.
 
 Their place is a number of allocations, so it is exact. A workspace handed to a library is known by its time, address
 and size instead: the virtual GPU, which sees it, does not see PyTorch's allocator.
@@ -11,46 +11,61 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+from foretell.protocol.history import ACTIONS
+from foretell.protocol.marks import LABELLED
 from foretell.records import CATEGORIES
-from foretell.trace.records import ACTIONS, PHASES, Labels, MemoryEvents, Spans
+from foretell.trace.origins import Names, OriginTable
+from foretell.trace.records import PHASES, Labels, MemoryEvents, Spans
 
-# As the child numbers them.
-_LABELLED = tuple(CATEGORIES.index(name) for name in ("parameter", "buffer", "gradient", "optimizer_state"))
+_LABELLED = tuple(CATEGORIES.index(name) for name in LABELLED)
 _WORKSPACE = CATEGORIES.index("workspace")
 _ALLOC = ACTIONS.index("alloc")
 _CALLS_A_MODULE = "_call_impl"
 _CLOCKS_DIFFER_US = 20
+_LABEL_COLUMNS = len(fields(Labels))
 
 
-@dataclass(slots=True)
+Frame = tuple[str, int, str]
+"""File, line, function."""
+
+
 class History:
     """The windows of one process, joined."""
 
-    events: MemoryEvents = field(default_factory=MemoryEvents)
-    frames: list[tuple[str, int, str]] = field(default_factory=list)
-    stacks: list[tuple[int, ...]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.events = MemoryEvents()
+        self.names = Names()
+        self.origins = OriginTable(self.names)
+        self.frames: dict[Frame, int] = {}
+        self.stacks: dict[tuple[int, ...], int] = {}
+        self.calls_a_module: list[bool] = []
+        """Of each stack."""
+
+    def stack(self, frames: Sequence[Frame]) -> int:
+        numbers = tuple(self.frames.setdefault(frame, len(self.frames)) for frame in frames)
+        if numbers not in self.stacks:
+            self.calls_a_module.append(any(function == _CALLS_A_MODULE for _, _, function in frames))
+        return self.stacks.setdefault(numbers, len(self.stacks))
 
 
 @dataclass(slots=True)
 class Owners:
     labels: Labels = field(default_factory=Labels)
     spans: Spans = field(default_factory=Spans)
-    names: list[str] = field(default_factory=list)
 
 
 def read_owners(
     directory: Path, pid: int | None, history: History, workspaces: Sequence[tuple[int, int, int, int]]
 ) -> Owners:
-    """Gives the allocations of backward passes, which have no Python frames, the node and the module for frames."""
+    """Gives the allocations of backward passes, which have no Python frames, the node and its module for an origin."""
     places = _Places(history.events)
-    names: dict[str, int] = {}
-    nodes: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    labels: list[tuple[int, ...]] = list(_workspace_labels(history.events, workspaces))
+    nodes: dict[int, list[tuple[int, str | None, str | None]]] = defaultdict(list)
+    labels = [array("q", column) for column in zip(*_workspace_labels(history.events, places, workspaces), strict=True)]
+    labels = labels or [array("q") for _ in range(_LABEL_COLUMNS)]
     spans: list[tuple[int, ...]] = []
     windows = sorted(directory.glob(f"owners-{pid}-*.marshal"), key=lambda path: int(path.stem.split("-")[2]))
     for path in windows:
@@ -58,24 +73,27 @@ def read_owners(
             window = marshal.loads(path.read_bytes())
         except (EOFError, ValueError, TypeError):
             break  # the process died while writing
-        numbers = [names.setdefault(name, len(names)) for name in window["names"]]
-        numbers.append(-1)  # what -1 points to
+        names = [*window["names"], None]  # the last is what -1 points to
+        numbers = [history.names.number(name) for name in names]
         for device, count, phase, step, first, second in window["marks"]:
             if phase < 0:
-                nodes[device].append((count, numbers[first], numbers[second]))
+                nodes[device].append((count, names[first], names[second]))
                 continue
-            spans.append((places.first_after(device, count), _phase(window["names"][phase]), step, numbers[first]))
-            nodes[device].append((count, -1, -1))
-        labels += [
-            (places.after(device, count), device, address, _LABELLED[category], numbers[name])
-            for device, count, address, category, name in window["labels"]
-        ]
-    owners = Owners(names=list(names))
-    _fill(owners.labels, sorted(labels, key=lambda row: row[0]))
-    _fill(owners.spans, sorted(spans, key=lambda row: row[0]))
-    telling = _Telling(history, owners.names)
+            spans.append((places.first_after(device, count), _phase(names[phase]), step, numbers[first]))
+            nodes[device].append((count, None, None))
+        if window["labels"]:
+            device, count, address, category, name = zip(*window["labels"], strict=True)
+            labels[0].extend(places.after_each(device, count))
+            labels[1].extend(device)
+            labels[2].extend(address)
+            labels[3].extend(map(_LABELLED.__getitem__, category))
+            labels[4].extend(map(numbers.__getitem__, name))
+    owners = Owners()
+    _fill(owners.labels, labels)
+    _fill(owners.spans, [array("q", column) for column in zip(*spans, strict=True)])
+    backward = _BackwardOrigins(history)
     for device, marks in nodes.items():
-        telling.tell(places.allocations[device], marks)
+        backward.set(places.allocations.get(device, ()), marks)
     return owners
 
 
@@ -89,80 +107,85 @@ class _Places:
 
     def __init__(self, events: MemoryEvents) -> None:
         self._num_events = len(events.action)
-        self.allocations: dict[int, array[int]] = defaultdict(lambda: array("q"))
-        for number, (action, device) in enumerate(zip(events.action, events.device, strict=True)):
-            if action == _ALLOC:
-                self.allocations[device].append(number)
+        rows = [n for n, action in enumerate(events.action) if action == _ALLOC]
+        self.allocations: dict[int, list[int]] = {
+            device: [n for n in rows if events.device[n] == device] for device in set(events.device)
+        }
 
     def after(self, device: int, count: int) -> int:
         """Right after so many allocations: what was freed only later is still held there."""
-        allocations = self.allocations[device]
+        allocations = self.allocations.get(device)
         if count <= 0 or not allocations:
             return 0
         return allocations[min(count, len(allocations)) - 1] + 1
 
+    def after_each(self, devices: Sequence[int], counts: Sequence[int]) -> list[int]:
+        """Most come in groups with the same place."""
+        known = {key: self.after(*key) for key in set(zip(devices, counts, strict=True))}
+        return [known[key] for key in zip(devices, counts, strict=True)]
+
     def first_after(self, device: int, count: int) -> int:
         """The first allocation after so many."""
-        allocations = self.allocations[device]
+        allocations = self.allocations.get(device, [])
         return allocations[count] if 0 <= count < len(allocations) else self._num_events
 
 
-def _fill(table: Any, rows: list[tuple[int, ...]]) -> None:
-    for column, values in zip(table.__slots__, zip(*rows, strict=True), strict=False):
-        getattr(table, column).extend(values)
+def _fill(table: Labels | Spans, columns: Sequence[array[int]]) -> None:
+    """In the order of their events, which are the first column; those of one event stay as they are."""
+    if not columns:
+        return
+    order = sorted(range(len(columns[0])), key=columns[0].__getitem__)
+    for name, values in zip(fields(table), columns, strict=True):
+        target: array[int] = getattr(table, name.name)
+        target.extend(array(target.typecode, map(values.__getitem__, order)))
 
 
-class _Telling:
-    """Node and module become the innermost frames of what was allocated while the node ran."""
+class _BackwardOrigins:
+    """What was allocated while a node ran has the node for its operator, and the module that made the node."""
 
-    def __init__(self, history: History, names: list[str]) -> None:
+    def __init__(self, history: History) -> None:
         self._history = history
-        self._names = names
-        self._stacks: dict[tuple[int, int, int], int] = {}
-        self._frames: dict[tuple[str, int], int] = {}
+        self._numbers: dict[tuple[int, int, str, str | None], int] = {}
 
-    def tell(self, allocations: Sequence[int], marks: Sequence[tuple[int, int, int]]) -> None:
+    def set(self, allocations: Sequence[int], marks: Sequence[tuple[int, str | None, str | None]]) -> None:
         """Of one device: the numbers of its allocations, and count, node and module of each mark."""
-        stack_of = self._history.events.stack
-        for (count, name, module), (until, _, _) in pairwise([*marks, (len(allocations), -1, -1)]):
-            if name >= 0:
+        stacks, origins = self._history.events.stack, self._history.events.origin
+        numbers = self._numbers
+        for (count, name, module), (until, _, _) in pairwise([*marks, (len(allocations), None, None)]):
+            if name is not None:
                 for event in allocations[count:until]:
-                    stack_of[event] = self._stack(stack_of[event], name, module)
+                    key = (stacks[event], origins[event], name, module)
+                    number = numbers.get(key)
+                    if number is None:
+                        number = numbers[key] = self._number(*key)
+                    origins[event] = number
 
-    def _stack(self, stack: int, name: int, module: int) -> int:
-        key = (stack, name, module)
-        if key not in self._stacks:
-            stacks, frames = self._history.stacks, self._history.frames
-            python = stacks[stack] if stack >= 0 else ()
-            # Where a module is being called, its own frames are there: a recomputation.
-            is_called = any(frames[number][2] == _CALLS_A_MODULE for number in python)
-            told = [self._frame("<operator>", name)]
-            if module >= 0 and not is_called:
-                told.append(self._frame("<nn.Module>", module))
-            stacks.append((*told, *python))
-            self._stacks[key] = len(stacks) - 1
-        return self._stacks[key]
-
-    def _frame(self, file: str, name: int) -> int:
-        if (file, name) not in self._frames:
-            self._history.frames.append((file, 0, self._names[name]))
-            self._frames[file, name] = len(self._history.frames) - 1
-        return self._frames[file, name]
+    def _number(self, stack: int, origin: int, name: str, module: str | None) -> int:
+        known = self._history.origins.at(origin)
+        # Where a module is being called, its own frame is there: a recomputation.
+        is_called = stack >= 0 and self._history.calls_a_module[stack]
+        if is_called or module is None:
+            module = known.module
+        return self._history.origins.number(replace(known, operator=name, module=module))
 
 
 def _workspace_labels(
-    events: MemoryEvents, workspaces: Sequence[tuple[int, int, int, int]]
+    events: MemoryEvents, places: _Places, workspaces: Sequence[tuple[int, int, int, int]]
 ) -> list[tuple[int, int, int, int, int]]:
     """The allocation of that size at that address that is the last before the call, give or take the clocks."""
-    wanted = {(address, size) for _, address, size, _ in workspaces}
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    rows = zip(events.action, events.address, events.size, strict=True)
-    for number, (action, address, size) in enumerate(rows):
-        if action == _ALLOC and (address, size) in wanted:
-            found[address, size].append(number)
+    found: dict[tuple[int, int], list[int]] = {(address, size): [] for _, address, size, _ in workspaces}
+    addresses = {address for address, _ in found}
+    for numbers in places.allocations.values() if workspaces else ():
+        for number in numbers:
+            if events.address[number] in addresses:
+                key = events.address[number], events.size[number]
+                if key in found:
+                    found[key].append(number)
+    for numbers in found.values():
+        numbers.sort()  # of several devices
     labels = set()
     for time_us, address, size, device in workspaces:
-        numbers = found.get((address, size))
+        numbers = found[address, size]
         if numbers:
             at = bisect_right(numbers, time_us + _CLOCKS_DIFFER_US, key=lambda number: events.time_us[number])
             if at:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import re
-import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 
+from foretell.allocator import AllocatorSettings
+from foretell.protocol import marks
+from foretell.protocol.history import ACTIONS
+from foretell.protocol.native_log import WORKSPACE_SOURCES
 from foretell.records import Engine, Gpu, LibraryBytes, OutOfMemory, Phase
-from foretell.units import MIB
 
-ACTIONS = (
-    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
-    "snapshot", "oom", "user_defined",
-)  # fmt: skip
-PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer", "evaluation", "other")
+PHASES: tuple[Phase, ...] = marks.PHASES
 
 # The types of columns, by the letters of the array module; on disk they are little-endian.
-_i64, _u64, _i32, _u32, _u16, _u8 = (partial(array, letter) for letter in "qQiIHB")
+_i64, _u64, _i32, _u32, _u16, _u8, _i8 = (partial(array, letter) for letter in "qQiIHBb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +30,13 @@ class MemoryEvents:
     address: array[int] = field(default_factory=_u64)
     """Of an oom: the bytes that were free on the card."""
     size: array[int] = field(default_factory=_i64)
-    """As asked for: blocks are larger (foretell.replay)."""
+    """As asked for: blocks are larger (foretell.allocator.follow)."""
     stream: array[int] = field(default_factory=_u64)
     device: array[int] = field(default_factory=_u16)
     stack: array[int] = field(default_factory=_i32)
     """Index into Trace.stacks; -1 for none."""
+    origin: array[int] = field(default_factory=_i32)
+    """Of an allocation: row of Trace.origins; -1 for none."""
 
     def of_device(self, device: int) -> Iterator[tuple[int, str, int, int]]:
         """time_us, action, address, size."""
@@ -89,6 +87,34 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origins:
+    """What allocations are for, beyond what the Python stack tells. Names are indices into Trace.owners; -1: none."""
+
+    operator: array[int] = field(default_factory=_i32)
+    kernel: array[int] = field(default_factory=_i32)
+    """Which implementation the operator chose, where it has several: of attention, `flash`."""
+    module: array[int] = field(default_factory=_i32)
+    rule: array[int] = field(default_factory=_i32)
+    """Why the kernel takes memory that is not its result: `cuBLAS workspace`."""
+    phase: array[int] = field(default_factory=_i8)
+    """Index into PHASES; -1: the spans tell."""
+    caller: array[int] = field(default_factory=_i32)
+    """The row of the operator that called this one, or that made this node of a backward pass; -1 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """One row of `Origins`, by name."""
+
+    operator: str | None = None
+    kernel: str | None = None
+    module: str | None = None
+    rule: str | None = None
+    phase: Phase | None = None
+    caller: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLaunches:
     time_us: array[int] = field(default_factory=_i64)
     name: array[int] = field(default_factory=_u32)
@@ -104,111 +130,102 @@ class KernelLaunches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryCalls:
+    """Calls of library functions that have no table of their own."""
+
     time_us: array[int] = field(default_factory=_i64)
     name: array[int] = field(default_factory=_u32)
     workspace_bytes: array[int] = field(default_factory=_i64)
-    argument_1: array[int] = field(default_factory=_i64)
-    argument_2: array[int] = field(default_factory=_i64)
-    argument_3: array[int] = field(default_factory=_i64)
-    argument_4: array[int] = field(default_factory=_i64)
-    argument_5: array[int] = field(default_factory=_i64)
+    device: array[int] = field(default_factory=_u8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorSettings:
-    """What of PYTORCH_CUDA_ALLOC_CONF changes blocks and segments."""
+class Convolutions:
+    """By cuDNN, their gradients too. x, y and w are input, output and weights, whichever of them is computed."""
 
-    is_native: bool = True
-    """PyTorch's own allocator, not cudaMallocAsync."""
-    is_expandable: bool = False
-    max_split_bytes: int = sys.maxsize
-    power2_divisions: tuple[int, ...] = ()
-    """Into how many parts a power of two is divided to round sizes up: below 2 MiB, below 4 MiB, and so on."""
-    garbage_collection_threshold: float = 0.0
-    """Of the memory a process may take; acts only where that is limited."""
-    oversize_rounding_bytes: int = 20 * MIB
-    """A free block that is never split may be so much larger than what is asked for."""
-    large_segment_bytes: int = 20 * MIB
-    prefers_older_segments: bool = True
-    """Of free blocks of one size the one in the older segment is taken, else the one with the lowest address."""
-    is_private_like_capture: bool = False
-    """While a private pool is in use nothing is given back: no events are looked at, no cache is released."""
-
-    @classmethod
-    def of_environment(
-        cls, torch_version: str | None = None, variables: Sequence[tuple[str, str]] = ()
-    ) -> AllocatorSettings:
-        """A child inherits ours, but for `variables`; PYTORCH_ALLOC_CONF is the new name of it, from 2.9."""
-        environ = {**os.environ, **dict(variables)}
-        text = environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-        return cls.parse(text, torch_version)
-
-    @classmethod
-    def parse(cls, text: str, torch_version: str | None = None) -> AllocatorSettings:
-        """The variable's own syntax: `max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4]`."""
-        settings = {name.strip(): value.strip() for name, value in re.findall(r"(\w+)\s*:\s*(\[[^]]*\]|[^,]+)", text)}
-        max_split = settings.get("max_split_size_mb", "")
-        return cls(
-            is_native=settings.get("backend", "native") == "native",
-            is_expandable=settings.get("expandable_segments", "").lower() == "true",
-            max_split_bytes=int(max_split) * MIB if max_split.isdigit() else sys.maxsize,
-            power2_divisions=_divisions(settings.get("roundup_power2_divisions", ""), torch_version),
-            garbage_collection_threshold=float(settings.get("garbage_collection_threshold", 0.0)),
-            oversize_rounding_bytes=int(settings.get("max_non_split_rounding_mb", 20)) * MIB,
-            large_segment_bytes=int(settings.get("large_segment_size_mb", 20)) * MIB,
-            prefers_older_segments=_version(torch_version) >= _OLDER_SEGMENTS_FIRST,
-            is_private_like_capture=_version(torch_version) < _PRIVATE_IS_NO_CAPTURE,
-        )
-
-    def round_size(self, size: int) -> int:
-        """DeviceCachingAllocator::round_size."""
-        if size < 512:
-            return 512
-        if self.power2_divisions:
-            parts = self.power2_divisions[min(max(size.bit_length() - 21, 0), _NUM_DIVISIONS - 1)]
-            if parts > 1 and size > 512 * parts:
-                return _round_up_to_part_of_power_of_two(size, parts)
-        return (size + 511) // 512 * 512
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    workspace_bytes: array[int] = field(default_factory=_i64)
+    x_bytes: array[int] = field(default_factory=_i64)
+    y_bytes: array[int] = field(default_factory=_i64)
+    w_bytes: array[int] = field(default_factory=_i64)
+    multiply_adds: array[int] = field(default_factory=_i64)
+    device: array[int] = field(default_factory=_u8)
+    direction: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.DIRECTIONS."""
+    workspace_source: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.WORKSPACE_SOURCES."""
+    data_type: array[int] = field(default_factory=_u8)
+    """cudnnDataType_t."""
 
 
-_NUM_DIVISIONS = 16
-# Until then `>` overwrites the last entry before it, too (seen with 2.6 and 2.15; the version in between is a guess).
-_LAST_ENTRY_STAYS = (2, 9)
-# Until then a private pool in use is taken for the capture of a CUDA graph (seen and guessed in the same way).
-_PRIVATE_IS_NO_CAPTURE = (2, 9)
-_OLDER_SEGMENTS_FIRST = (2, 9)
-_NEWEST = (99,)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixProducts:
+    """By cuBLAS and cuBLASLt: m x k times k x n, in their order of columns."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    m: array[int] = field(default_factory=_i64)
+    n: array[int] = field(default_factory=_i64)
+    k: array[int] = field(default_factory=_i64)
+    batch_count: array[int] = field(default_factory=_i64)
+    input_type: array[int] = field(default_factory=_u8)
+    """cudaDataType."""
+    output_type: array[int] = field(default_factory=_u8)
+    compute_type: array[int] = field(default_factory=_u8)
+    """cublasComputeType_t; 0: not known."""
+    device: array[int] = field(default_factory=_u8)
 
 
-def _version(text: str | None) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)[:2])) if text else _NEWEST
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """By NCCL, and what it sends from one rank to another."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    operation: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.COLLECTIVES."""
+    count: array[int] = field(default_factory=_i64)
+    """Elements, as in the call: of one rank's part for reduce_scatter and all_gather."""
+    data_type: array[int] = field(default_factory=_u8)
+    """ncclDataType_t."""
+    bytes: array[int] = field(default_factory=_i64)
+    num_ranks: array[int] = field(default_factory=_i64)
+    device: array[int] = field(default_factory=_u8)
 
 
-def _divisions(value: str, torch_version: str | None) -> tuple[int, ...]:
-    """One number for all, or entries for single sizes: below the first its own holds, between two nothing does."""
-    if value.isdigit():
-        return (int(value),) * _NUM_DIVISIONS
-    divisions, last = [0] * _NUM_DIVISIONS, -1
-    for entry, parts in re.findall(r"(\d+|>)\s*:\s*(\d+)", value):
-        if entry == ">":
-            begin = last + 1 if _version(torch_version) >= _LAST_ENTRY_STAYS else max(last, 0)
-            divisions[begin:] = [int(parts)] * (_NUM_DIVISIONS - begin)
-            continue
-        index = min(max(int(entry).bit_length() - 1, 0), _NUM_DIVISIONS - 1)
-        if last < 0:
-            divisions[:index] = [int(parts)] * index
-        divisions[index] = int(parts)
-        last = index
-    return tuple(divisions) if last >= 0 or any(divisions) else ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentNets:
+    """By cuDNN, their gradients too."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    workspace_bytes: array[int] = field(default_factory=_i64)
+    num_steps: array[int] = field(default_factory=_i64)
+    batch_size: array[int] = field(default_factory=_i64)
+    input_size: array[int] = field(default_factory=_i64)
+    hidden_size: array[int] = field(default_factory=_i64)
+    device: array[int] = field(default_factory=_u8)
+    direction: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.DIRECTIONS."""
+    cell: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.CELLS."""
+    data_type: array[int] = field(default_factory=_u8)
+    """cudnnDataType_t."""
+    num_layers: array[int] = field(default_factory=_u16)
+    num_directions: array[int] = field(default_factory=_u8)
 
 
-def _round_up_to_part_of_power_of_two(size: int, parts: int) -> int:
-    """roundup_power2_next_division: between 1024 and 2048 with 4 parts: 1280, 1536, 1792, 2048."""
-    if size & (size - 1) == 0:
-        return size
-    floor = 1 << (size.bit_length() - 1)
-    part = floor // parts
-    return floor * 2 if part == 0 else (size + part - 1) // part * part
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseResults:
+    """Sums and products of sparse matrices by cuSPARSE."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    workspace_bytes: array[int] = field(default_factory=_i64)
+    entries: array[int] = field(default_factory=_i64)
+    entries_are: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.ENTRIES."""
+    device: array[int] = field(default_factory=_u8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,16 +347,62 @@ class Trace:
     driver: DriverEvents
     kernels: KernelLaunches
     library: LibraryCalls
+    """Calls that are in none of the five tables below."""
+    convolutions: Convolutions = field(default_factory=Convolutions)
+    products: MatrixProducts = field(default_factory=MatrixProducts)
+    collectives: Collectives = field(default_factory=Collectives)
+    recurrent: RecurrentNets = field(default_factory=RecurrentNets)
+    sparse: SparseResults = field(default_factory=SparseResults)
     used_by_others_bytes: int = 0
     """Of the card, by whoever else is on it."""
     labels: Labels = field(default_factory=Labels)
     spans: Spans = field(default_factory=Spans)
+    origins: Origins = field(default_factory=Origins)
     owners: tuple[str, ...] = ()
-    """Names and places, by the number labels and spans use."""
+    """Names and places, by the number that labels, spans and origins use."""
     keepers: tuple[Keeper, ...] = ()
     engine: Engine = "virtual"
     """How it was made: files from before there were two do not say."""
+    allocator_settings: str | None = None
+    """As the script left them, in the syntax of PYTORCH_ALLOC_CONF; None: it used no GPU, or the file is older."""
+    cublas_workspace_config: str | None = None
+    """CUBLAS_WORKSPACE_CONFIG, as the process had it."""
+    library_folders: tuple[str, ...] = ()
+    """Where its Python keeps libraries; empty: not known."""
+    own_folders: tuple[str, ...] = ()
+    """Where the code of foretell lies that ran in it."""
+
+    @property
+    def busiest_device(self) -> int:
+        """The one that held the most."""
+        seen = [*(counters for step in self.steps for counters in step.devices), *self.final]
+        return max(seen, key=lambda counters: counters.peak_reserved_bytes).device if seen else 0
+
+    def origin(self, number: int) -> Origin:
+        """A row of `origins`; nothing is known of -1."""
+        if number < 0:
+            return Origin()
+        rows, phase = self.origins, self.origins.phase[number]
+
+        def name(column: array[int]) -> str | None:
+            return self.owners[column[number]] if column[number] >= 0 else None
+
+        return Origin(
+            operator=name(rows.operator),
+            kernel=name(rows.kernel),
+            module=name(rows.module),
+            rule=name(rows.rule),
+            phase=PHASES[phase] if phase >= 0 else None,
+            caller=rows.caller[number] if rows.caller[number] >= 0 else None,
+        )
 
     def library_functions(self) -> set[str]:
         """The functions of NVIDIA's libraries that were called."""
-        return {self.names[number] for number in set(self.library.name) if number < len(self.names)}
+        tables = (self.library, self.convolutions, self.products, self.collectives, self.recurrent, self.sparse)
+        numbers = {number for table in tables for number in set(table.name)}
+        return {self.names[number] for number in numbers if number < len(self.names)}
+
+    @property
+    def has_ruled_workspaces(self) -> bool:
+        """A convolution whose workspace is foretell's rule, because there was no cuDNN to ask."""
+        return WORKSPACE_SOURCES.index("rule") in self.convolutions.workspace_source

@@ -1,4 +1,4 @@
-"""The virtual GPU: turns a `Gpu` into the environment in which a process sees that GPU."""
+"""The virtual GPU: the environment in which a process sees a `Gpu`."""
 
 from foretell.virtual.environment import LibraryPaths, are_libraries_there, environment, library_paths
 

@@ -1,4 +1,4 @@
-"""What a process needs in its environment to see a card that is not there. The other side is native/config.c."""
+"""The environment variables with which a process sees a virtual GPU. The other side is native/core/config.c."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from foretell.errors import UnsupportedError
-from foretell.records import Gpu, LibraryBytes
+from foretell.records import Gpu, LibraryBytes, MeasuredConvolution
 
 Events = Literal["late", "early"]
+# cuDNN's numbers for the three operations, by which the virtual GPU knows them.
+_OPERATIONS = {"forward": 10, "weights": 11, "data": 12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,8 @@ def library_paths() -> LibraryPaths:
     missing = [path.name for path in (paths.cuda, paths.nvml) if not path.is_file()]
     if missing:
         raise UnsupportedError(
-            f"the virtual GPU was not built: {' and '.join(missing)} missing in {folder}. foretell was installed from "
-            "source without a C compiler. Install gcc (or cc) and run `pip install --force-reinstall foretell`, "
+            f"the virtual GPU was not built: {' and '.join(missing)} not in {folder}. foretell was installed from "
+            "source without a C compiler. Install gcc (or cc), then run `pip install --force-reinstall foretell`, "
             "or `make native` in a checkout."
         )
     return paths
@@ -98,6 +100,14 @@ def environment(
     return {"LD_PRELOAD": ":".join(preload), **described}
 
 
+def convolution_line(measured: MeasuredConvolution) -> str:
+    """As native/libraries/convolution.c reads it."""
+    (n, c, h, width), (_, k, p, q), (_, group_channels, r, s) = measured.x, measured.y, measured.w
+    operation = _OPERATIONS[measured.direction]
+    fields = (operation, measured.element_bytes, n, c, h, width, k, p, q, group_channels, r, s)
+    return " ".join(map(str, (*fields, measured.workspace_bytes))) + "\n"
+
+
 def _preloadable(path: Path, folder: Path) -> Path:
     """The dynamic linker splits LD_PRELOAD at spaces and colons and expands $: such a path is reached by a link."""
     special = set(" :$\t")
@@ -106,7 +116,7 @@ def _preloadable(path: Path, folder: Path) -> Path:
     link = folder / path.name
     if special & set(str(link)):
         raise UnsupportedError(
-            f"{path} cannot be preloaded because of the characters in its path. Set TMPDIR to a plain one."
+            f"cannot preload {path}: its path contains a space, a colon or a $. Set TMPDIR to a path without them."
         )
     link.unlink(missing_ok=True)
     link.symlink_to(path)

@@ -1,0 +1,1 @@
+"""From a trace to an estimate: block lifetimes, steps, leaks, the verdict."""

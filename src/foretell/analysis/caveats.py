@@ -1,0 +1,230 @@
+"""The caveats of an estimate: one function for each reason, in the order they are shown."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from foretell.protocol.native_log import ENTRIES
+from foretell.records import OutOfMemory, PeakMemory
+from foretell.rules.capacity import Capacity
+from foretell.trace import Trace
+from foretell.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    trace: Trace
+    peak: PeakMemory
+    oom: OutOfMemory | None
+    """The one that ended the job."""
+
+
+def caveats_of(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[str, ...]:
+    known = Known(trace, peak, oom)
+    return (*trace.caveats, *(caveat for reason in REASONS for caveat in reason(known)))
+
+
+# --- the card and what ran on it --------------------------------------------------------------------------------------
+
+
+def several_processes(known: Known) -> Iterator[str]:
+    number = known.trace.num_gpu_processes
+    if number > 1:
+        yield f"{number} processes used the GPU; this is the largest of them, not their sum"
+
+
+def several_devices(known: Known) -> Iterator[str]:
+    devices = {d.device: d for d in known.trace.final if d.peak_reserved_bytes}
+    if len(devices) > 1:
+        each = ", ".join(f"cuda:{index} {format_bytes(d.peak_reserved_bytes)}" for index, d in sorted(devices.items()))
+        yield f"{len(devices)} devices were used (reserved: {each}); this is the largest of them"
+
+
+def managed_memory(known: Known) -> Iterator[str]:
+    most = _peak_managed_bytes(known.trace)
+    if most:
+        yield (
+            f"up to {format_bytes(most)} of managed memory, as used by paged optimizers, is not included: it "
+            "stays on the GPU while there is space and moves to the host otherwise"
+        )
+
+
+def _peak_managed_bytes(trace: Trace) -> int:
+    driver, in_use, peak = trace.driver, 0, 0
+    managed = {number for number, name in enumerate(trace.names) if name == "cudaMallocManaged"}
+    if not managed:
+        return 0
+    for name, size, is_free in zip(driver.name, driver.size, driver.is_free, strict=True):
+        if name in managed:
+            in_use += -size if is_free else size
+            peak = max(peak, in_use)
+    return peak
+
+
+def survived_out_of_memory(known: Known) -> Iterator[str]:
+    ooms = known.trace.ooms
+    if known.oom is None and ooms:
+        first = ooms[0].oom
+        times = "once" if len(ooms) == 1 else f"{len(ooms)} times"
+        yield f"ran out of memory {times} (step {first.step}, {first.phase}) and continued; the peak includes this"
+
+
+def close_to_the_limit(known: Known) -> Iterator[str]:
+    trace, peak = known.trace, known.peak
+    capacity = Capacity(
+        total_bytes=trace.gpu.total_bytes,
+        context_bytes=peak.context_bytes,
+        library_bytes=peak.library_bytes,
+        used_by_others_bytes=trace.used_by_others_bytes,
+    )
+    spare = capacity.spare_bytes(peak.device_high_bytes)
+    if known.oom is None and spare < 0:
+        yield f"close to the limit: the upper end of the interval is {format_bytes(-spare)} above it"
+
+
+# --- values that were not known ---------------------------------------------------------------------------------------
+
+_DECIDES_A_SIZE = "decides a size"
+
+
+def values_that_were_read(known: Known) -> Iterator[str]:
+    looked_at = [read for read in known.trace.unknown_reads if _DECIDES_A_SIZE not in read.what]
+    if looked_at:
+        total = sum(read.count for read in looked_at)
+        places = list(dict.fromkeys(read.where for read in looked_at if read.where))
+        where = f" ({', '.join(places[:3])}{', ...' if len(places) > 3 else ''})" if places else ""
+        count, them = ("1 unknown value was", "it") if total == 1 else (f"{total} unknown values were", "them")
+        yield f"{count} read{where}: kernels are not executed, so code that depends on {them} may take another path"
+
+
+def values_that_set_sizes(known: Known) -> Iterator[str]:
+    """One for each place where a value set the size of a tensor."""
+    sizes: dict[str | None, dict[str, None]] = {}
+    for read in known.trace.unknown_reads:
+        if _DECIDES_A_SIZE in read.what:
+            sizes.setdefault(read.where, {})[read.what[read.what.index(_DECIDES_A_SIZE) :]] = None
+    for place, whats in sizes.items():
+        what, *others = whats
+        more = f" (and {len(others)} more there)" if others else ""
+        yield f"at {place or 'an unknown line'}, an unknown value {what}{more}"
+
+
+# --- libraries that cannot be asked -----------------------------------------------------------------------------------
+
+
+def ruled_workspaces(known: Known) -> Iterator[str]:
+    if known.trace.has_ruled_workspaces and known.trace.pid is not None:  # an import has nobody who could have asked
+        yield (
+            f"{why_no_cudnn_is_asked(known.trace)}, so convolution workspaces are estimated; their sum may be off by a "
+            "few hundred MiB"
+        )
+
+
+def recurrent_workspaces(known: Known) -> Iterator[str]:
+    if known.trace.library_functions() & {"cudnnRNNForward", "cudnnCTCLoss", "cudnnCTCLoss_v8"}:
+        yield (
+            "the workspaces of cuDNN's recurrent layers and CTC loss are undocumented; the estimate assumes what the "
+            "computation has to store"
+        )
+
+
+def fft_work_areas(known: Known) -> Iterator[str]:
+    if "cufftXtExec" in known.trace.library_functions():
+        yield "cuFFT's work areas are undocumented; each is assumed to be as large as the data it transforms"
+
+
+def solver_workspaces(known: Known) -> Iterator[str]:
+    if _calls(known.trace, "cusolverDn"):
+        yield "cuSOLVER's workspaces are undocumented; LAPACK's formulas are used instead"
+
+
+def sparse_buffers(known: Known) -> Iterator[str]:
+    if _calls(known.trace, "cusparse"):
+        yield "cuSPARSE's buffers are undocumented; a few bytes per row are assumed"
+
+
+def sparse_entries(known: Known) -> Iterator[str]:
+    if ENTRIES.index("bound") in known.trace.sparse.entries_are:
+        yield (
+            "the number of entries of a sparse product or sum depends on unknown indices; the maximum is assumed"
+        )
+
+
+def profiler(known: Known) -> Iterator[str]:
+    if _calls(known.trace, "cuptiActivityEnable"):
+        yield "the script enabled a profiler; on the virtual GPU it sees only the host"
+
+
+def _calls(trace: Trace, prefix: str) -> bool:
+    return any(function.startswith(prefix) for function in trace.library_functions())
+
+
+def why_no_cudnn_is_asked(trace: Trace) -> str:
+    if trace.engine == "cpu" and trace.cudnn_version is None:
+        return "cuDNN is not installed (`pip install nvidia-cudnn-cu13`)"
+    return f"cuDNN {format_cudnn(trace.cudnn_version)} cannot be queried without a GPU (9.8 and newer can)"
+
+
+def format_cudnn(version: int | None) -> str:
+    return f"{version // 10000}.{version // 100 % 100}" if version else "of this torch"
+
+
+# --- how the run ended ------------------------------------------------------------------------------------------------
+
+
+def no_step(known: Known) -> Iterator[str]:
+    if not known.trace.steps and known.oom is None:
+        yield "no optimizer step was seen; this is the peak of the whole run"
+
+
+def crash_at_the_end(known: Known) -> Iterator[str]:
+    if crashed_after_its_end(known.trace):
+        name = signal_name(-known.trace.exit_status)
+        yield f"the process died of {name} during shutdown, after the script had finished"
+
+
+def no_last_word(known: Known) -> Iterator[str]:
+    if not known.trace.is_ended and known.oom is None:
+        yield "the process exited abruptly (os._exit); anything after its last step is not included"
+
+
+def failure_elsewhere(known: Known) -> Iterator[str]:
+    exception = known.trace.exception
+    if exception is not None and known.trace.exit_status == 0 and known.oom is None:
+        yield f"a thread or process of the script failed: {exception.type}: {exception.message}"
+
+
+def crashed_after_its_end(trace: Trace) -> bool:
+    """The script had finished; torch's threads can make Python abort while it shuts down."""
+    return trace.exit_status in (-signal.SIGABRT, -signal.SIGSEGV) and trace.is_ended and trace.exception is None
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+REASONS: tuple[Callable[[Known], Iterator[str]], ...] = (
+    several_processes,
+    several_devices,
+    managed_memory,
+    survived_out_of_memory,
+    close_to_the_limit,
+    values_that_were_read,
+    values_that_set_sizes,
+    ruled_workspaces,
+    recurrent_workspaces,
+    fft_work_areas,
+    solver_workspaces,
+    sparse_buffers,
+    sparse_entries,
+    profiler,
+    no_step,
+    crash_at_the_end,
+    no_last_word,
+    failure_elsewhere,
+)

@@ -1,0 +1,341 @@
+"""What held the memory: each block of a device with its category, module and line.
+
+Parameters, buffers, gradients, optimizer state and workspaces are labelled during the run. The category of every other
+block follows from its lifetime: allocated in a forward pass and still live in the backward pass, it is an activation;
+allocated before the forward pass, an input; anything else is temporary.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from foretell.analysis.history import NONE, History, follow, segments_at_peak
+from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Category, Phase, Span
+from foretell.trace import Trace
+from foretell.trace.records import PHASES, Origin
+
+_TEMPORARY = CATEGORIES.index("temporary")
+_FOR_EVER = 1 << 62
+"""As the end of what is never freed."""
+_NEVER = _FOR_EVER + 1
+"""What nothing outlives."""
+
+
+def attribute(trace: Trace, *, device: int, history: History | None = None) -> Attribution:
+    """Of one device, whose history may have been followed already. One that does not add up raises `ReplayError`."""
+    history = follow(trace, device) if history is None else history
+    spans = _spans(trace, history)
+    blocks = _Deciding(trace, history, spans).blocks()
+    peak_bytes, peak_event = history.peak_bytes, history.peak_event
+    segments = segments_at_peak(trace, history)
+    partly_used = sum(s.bytes for s in segments if any(part[2] is not None for part in s.parts))
+    fragmentation = max(0, partly_used - peak_bytes)
+    return Attribution(
+        device=device,
+        num_events=len(history.rows),
+        blocks=blocks,
+        spans=spans,
+        reserved=tuple(_changes(history)),
+        peak_event=max(peak_event, 0),
+        at_peak=tuple(_held_at(blocks, peak_event)),
+        fragmentation_bytes=fragmentation,
+        slack_bytes=max(history.reserved, default=0) - peak_bytes - fragmentation,
+        segments=segments,
+    )
+
+
+def _spans(trace: Trace, history: History) -> tuple[Span, ...]:
+    """In the numbers of this device's events."""
+    spans, rows = trace.spans, history.rows
+    is_only_device = len(rows) == len(trace.memory.action)
+    begins: Iterable[int] = spans.event if is_only_device else (bisect_left(rows, event) for event in spans.event)
+    return tuple(
+        Span(begin=begin, step=step, phase=PHASES[phase])
+        for begin, phase, step in zip(begins, spans.phase, spans.step, strict=True)
+    )
+
+
+def _changes(history: History) -> Iterator[tuple[int, int]]:
+    """Events that change what is reserved, and to how much."""
+    before = 0
+    for event in history.resizes:
+        if history.reserved[event] != before:
+            before = history.reserved[event]
+            yield event, before
+
+
+def _held_at(blocks: Blocks, event: int) -> list[int]:
+    """The largest first."""
+    end = blocks.end
+    held = [n for n in range(bisect_right(blocks.begin, event)) if end[n] == NONE or end[n] > event]
+    return sorted(held, key=lambda number: -blocks.bytes[number])
+
+
+# --- what each was for ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """What stack and origin tell of an allocation."""
+
+    operator: str | None
+    module: str | None
+    where: str | None
+    """In the user's code."""
+    where_in_library: str | None
+    category: int
+    """Index into CATEGORIES; NONE: it does not follow from the place."""
+    is_in_module: bool
+    """A module's forward is on the stack: in a backward pass that is a recomputation."""
+    is_compiled: bool
+    """By torch.compile, which leaves no modules, and of whose forward passes not all are marked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """What outlives an event is of one category; all that is gone sooner is temporary."""
+
+    until: int
+    category: int
+
+
+class _Deciding:
+    """The category of each block, by what is known of it, else by when it lived."""
+
+    def __init__(self, trace: Trace, history: History, spans: Sequence[Span]) -> None:
+        self._trace = trace
+        self._lives = history.lives
+        self._spans = spans
+        self._is_training = any(span.phase == "backward" for span in spans) or bool(trace.ooms)
+        """Of a job without a backward pass nobody keeps anything; unless it ran out of memory before."""
+        self._places: list[_Place] = []
+        self._place_of = self._find_places(history.rows)
+        self._next_backward = _next_begins(spans, ("backward",), _FOR_EVER)
+        self._next_forward = _next_begins(spans, ("forward", "evaluation"), _NEVER)
+        self._numbers: dict[tuple[int, int, int, int, str | None], int] = {}
+        self._kinds: dict[BlockKind, int] = {}
+        self._resumptions: list[int] | None = None
+
+    def blocks(self) -> Blocks:
+        lives = self._lives
+        steps, kinds = array("q"), array("q")
+        number = 0
+        for at, (span, until) in enumerate(self._stretches()):
+            last = bisect_left(lives.begin, until, number)
+            if last > number:
+                steps.extend(array("q", [span.step]) * (last - number))
+                kinds.extend(self._kinds_of(at - 1, span.phase, range(number, last)))
+                number = last
+        return Blocks(
+            address=lives.address,
+            bytes=lives.bytes,
+            requested_bytes=lives.requested_bytes,
+            begin=lives.begin,
+            end=lives.end,
+            step=steps,
+            kind=kinds,
+            kinds=tuple(self._kinds),
+        )
+
+    def _find_places(self, rows: Sequence[int]) -> array[int]:
+        memory = self._trace.memory
+        numbers: dict[tuple[int, int], int] = {}
+        found = array("q")
+        for event in self._lives.begin:
+            row = rows[event]
+            key = memory.stack[row], memory.origin[row]
+            number = numbers.get(key)
+            if number is None:
+                number = numbers[key] = len(numbers)
+                self._places.append(place_of(self._trace, *key))
+            found.append(number)
+        return found
+
+    def _stretches(self) -> Iterator[tuple[Span, int]]:
+        """Each span with the event before which it ends; before the first, it is nobody's."""
+        begins = [span.begin for span in self._spans]
+        yield Span(begin=0, step=0, phase=PHASES[-1]), begins[0] if begins else _FOR_EVER
+        yield from zip(self._spans, [*begins[1:], _FOR_EVER], strict=False)
+
+    def _kinds_of(self, at: int, phase: Phase, numbers: range) -> Iterator[int]:
+        """`at`: the number of their span; -1 before the first."""
+        lives, places, place_of = self._lives, self._places, self._place_of
+        labels, names, ends = lives.label, lives.name, lives.end
+        stay, compiled = self._stay(at, phase), self._stay(at, "forward")
+        where = self._where(at)
+        code = PHASES.index(phase)
+        is_backward, is_other = phase == "backward", phase == "other"
+        known = self._numbers
+        for number in numbers:
+            place_number = place_of[number]
+            place = places[place_number]
+            category = labels[number]
+            is_recomputed = is_backward and place.is_in_module
+            if category == NONE:
+                category = place.category
+            if category == NONE:
+                rule = stay
+                if is_recomputed:
+                    rule = self._stay_of_recomputed(lives.begin[number])
+                elif is_other and place.is_compiled:
+                    rule = compiled
+                end = ends[number]
+                category = rule.category if (_FOR_EVER if end == NONE else end) >= rule.until else _TEMPORARY
+            key = (category, names[number], place_number, NONE if is_recomputed else code, where)
+            kind = known.get(key)
+            if kind is None:
+                kind = known[key] = self._kind(*key)
+            yield kind
+
+    def _stay(self, at: int, phase: Phase) -> _Stay:
+        """What of a phase is kept, and for what."""
+        if phase == "forward":
+            until = self._next_backward[at + 1] if self._is_training else _NEVER
+            return _Stay(until, CATEGORIES.index("activation"))
+        if phase == "backward":
+            after = self._spans[at + 1].begin if at + 1 < len(self._spans) else _NEVER
+            return _Stay(after, CATEGORIES.index("gradient"))
+        if phase == "optimizer":
+            return _Stay(_FOR_EVER, CATEGORIES.index("optimizer_state"))
+        if phase == "other":
+            return _Stay(self._next_forward[at + 1], CATEGORIES.index("input"))
+        return _Stay(_NEVER, _TEMPORARY)
+
+    def _stay_of_recomputed(self, begin: int) -> _Stay:
+        """What is still there when the backward pass goes on was recomputed for it."""
+        if self._resumptions is None:
+            self._resumptions = self._find_resumptions()
+        at = bisect_right(self._resumptions, begin)
+        until = self._resumptions[at] if at < len(self._resumptions) else _FOR_EVER
+        return _Stay(until, CATEGORIES.index("activation"))
+
+    def _find_resumptions(self) -> list[int]:
+        begins = self._lives.begin
+        found = []
+        for span, until in self._stretches():
+            if span.phase == "backward":
+                numbers = range(bisect_left(begins, span.begin), bisect_left(begins, until))
+                found += [begins[n] for n in numbers if not self._places[self._place_of[n]].is_in_module]
+        return found
+
+    def _where(self, at: int) -> str | None:
+        """The line that began the span."""
+        number = self._trace.spans.where[at] if at >= 0 else NONE
+        return self._trace.owners[number] if number >= 0 else None
+
+    def _kind(self, category: int, name_number: int, place_number: int, code: int, where: str | None) -> int:
+        place = self._places[place_number]
+        phase: Phase | Literal["recomputation"] = "recomputation" if code == NONE else PHASES[code]
+        name = self._trace.owners[name_number] if name_number >= 0 else None
+        module = place.module
+        if name is not None and CATEGORIES[category] != "workspace":
+            module = _module_of(name)
+        kind = BlockKind(
+            category=CATEGORIES[category],
+            name=name,
+            module=module,
+            operator=place.operator,
+            phase=phase,
+            where=place.where or where or place.where_in_library,
+        )
+        return self._kinds.setdefault(kind, len(self._kinds))
+
+
+def _next_begins(spans: Sequence[Span], phases: tuple[Phase, ...], otherwise: int) -> list[int]:
+    """For each number of a span: where the first of these phases begins that has it or a higher one."""
+    begins = [otherwise]
+    for span in reversed(spans):
+        begins.append(span.begin if span.phase in phases else begins[-1])
+    return begins[::-1]
+
+
+def _module_of(name: str) -> str | None:
+    """Of the name of a parameter, perhaps with what of its state is meant: `Net.linear.weight (exp_avg)`."""
+    module, _, _ = name.partition(" (")[0].rpartition(".")
+    return module or None
+
+
+# --- stacks -----------------------------------------------------------------------------------------------------------
+
+_GUESSED_OURS = re.compile(r"[/\\]foretell[/\\](inside|engines|rules|allocator|protocol|capture)[/\\]")
+_GUESSED_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]")
+_GENERATED = re.compile(r"[/\\](torch)?inductor(_\w+)?[/\\]|^<")
+_COMPILED = re.compile(r"[/\\](torch)?inductor(_\w+)?[/\\]\w\w[/\\]")
+_FSDP = re.compile(r"[/\\]torch[/\\]distributed[/\\](fsdp|_composable)[/\\]")
+
+
+class _Folders:
+    """Whose code a file is. The process that ran says where its libraries lie; an imported profile, and a trace from
+    before that was recorded, leave it to a guess by the names of folders."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._libraries = trace.library_folders
+        self._ours = trace.own_folders
+
+    def is_ours(self, file: str) -> bool:
+        return file.startswith(self._ours) if self._ours else bool(_GUESSED_OURS.search(file))
+
+    def is_users(self, file: str) -> bool:
+        if _GENERATED.search(file):
+            return False
+        return not (file.startswith(self._libraries) if self._libraries else _GUESSED_LIBRARY.search(file))
+
+
+def place_of(trace: Trace, stack: int, origin: int) -> _Place:
+    """What the number of a stack and of an origin say, each NONE where there is none."""
+    told, folders = trace.origin(origin), _Folders(trace)
+    own = library = operator = graph = None
+    is_in_module = False
+    category: Category | None = None
+    for file, line, function in (trace.frames[number] for number in (trace.stacks[stack] if stack >= 0 else ())):
+        if folders.is_ours(file) or (file.startswith("<") and file.endswith(">") and file != "<string>"):
+            continue
+        if own is None and folders.is_users(file):
+            own = f"{file}:{line}"
+        if library is None:
+            library = f"{file}:{line}"
+            operator = f"{_stem(file)}.{function}"
+        is_in_module = is_in_module or function == "_call_impl"
+        if not is_in_module:  # beyond it are the callers of the module that allocates
+            category = category or _category_of_frame(file, function)
+        if graph is None and _COMPILED.search(file):
+            graph = f"compiled graph {_stem(file)[:8]}:{line}"
+    if told.rule is not None and told.rule.endswith("workspace"):
+        category = "workspace"
+    return _Place(
+        operator=graph or operator_of(told) or operator,
+        module=told.module,
+        where=own,
+        where_in_library=library,
+        category=NONE if category is None else CATEGORIES.index(category),
+        is_in_module=is_in_module,
+        is_compiled=graph is not None,
+    )
+
+
+def operator_of(origin: Origin) -> str | None:
+    """`aten.scaled_dot_product_attention (flash)` where the operator chose among implementations."""
+    return f"{origin.operator} ({origin.kernel})" if origin.kernel else origin.operator
+
+
+def _stem(file: str) -> str:
+    return re.split(r"[/\\]", file)[-1].removesuffix(".py")
+
+
+def _category_of_frame(file: str, function: str) -> Category | None:
+    """The category that torch's own code implies, where nothing was labelled."""
+    if file.endswith(("nn/modules/module.py", "nn\\modules\\module.py")) and function in ("_apply", "convert"):
+        return "parameter"
+    if file.endswith(("nn/parallel/distributed.py", "nn\\parallel\\distributed.py")):
+        return "gradient"  # DDP allocates only its buckets
+    if _FSDP.search(file):
+        if "reduce" in function:
+            return "gradient"
+        if "gather" in function or "unshard" in function:
+            return "parameter"
+    return None

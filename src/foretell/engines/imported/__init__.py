@@ -1,0 +1,26 @@
+"""The second way: a job recorded on the CPU, rewritten as a card would have had it, and played on PyTorch's allocator
+written again in Python. Nothing here imports torch."""
+
+from foretell.engines.imported.analysis import RecordedJob, analyse
+from foretell.engines.imported.card import Card
+from foretell.engines.imported.cpu_profile import CpuProfile, read
+from foretell.engines.imported.explain import PassResult
+from foretell.engines.imported.passes import PASSES, apply
+from foretell.engines.imported.recorded import Imported, import_profile
+from foretell.engines.imported.simulation import simulate
+from foretell.versions import NEWEST_TORCH
+
+__all__ = [
+    "NEWEST_TORCH",
+    "PASSES",
+    "Card",
+    "CpuProfile",
+    "Imported",
+    "PassResult",
+    "RecordedJob",
+    "analyse",
+    "apply",
+    "import_profile",
+    "read",
+    "simulate",
+]

@@ -1,0 +1,158 @@
+"""What kernels take on a card beside their outputs, by operator: small functions in dicts, one for each.
+
+Sizes were read off the virtual GPU, which runs PyTorch's own host code: torch 2.6.0 and 2.15.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from foretell.engines.imported import attention_calls, recurrent_calls
+from foretell.engines.imported.analysis import PRODUCTS, JobBlock, RecordedJob
+from foretell.engines.imported.card import Card
+from foretell.engines.imported.cpu_profile import Operator, Tensor
+from foretell.engines.imported.moments import NEVER, AtEnd, before
+from foretell.rules import cublas, kernels
+
+Rule = Callable[[Operator, Card], tuple[int, ...]]
+
+
+# --- while a kernel runs ----------------------------------------------------------------------------------------------
+
+
+def embedding_backward(operator: Operator, card: Card) -> tuple[int, ...]:
+    """When the result is there; what is sorted in before has been given back."""
+    gradient, indices = operator.tensors[:2]
+    num = indices.num_elements
+    if num <= kernels.FEW_INDICES:
+        return ()
+    num_rows = int(operator.values[2]) if len(operator.values) > 2 and operator.values[2].isdigit() else num
+    taken = kernels.embedding_gradient(num, gradient.num_elements // num, num_rows, indices.element_bytes)
+    return (*taken.indices, *taken.sums)
+
+
+def layer_norm_backward(operator: Operator, card: Card) -> tuple[int, ...]:
+    """layer_norm_kernel.cu: with many rows the gradients of weight and bias are summed in parts."""
+    tensor = operator.tensors[0]
+    width = operator.tensors[-1].num_elements
+    rows = tensor.num_elements // max(width, 1)
+    parts = kernels.layer_norm_parts(rows, width, card.gpu.num_sms)
+    return (parts * width * tensor.element_bytes,) * 2 if parts else ()
+
+
+def sum_of_rows(operator: Operator, card: Card) -> tuple[int, ...]:
+    """The gradient of a bias."""
+    tensor = operator.tensors[0]
+    if len(tensor.shape) != 2 or len(operator.values) < 2 or operator.values[1] != "[0]":
+        return ()
+    taken = kernels.reduction_buffer(
+        tensor.shape, (tensor.shape[1], 1), [0], 4, card.gpu.num_sms, card.gpu.threads_per_sm
+    )
+    return taken or ()
+
+
+def sort(operator: Operator, card: Card) -> tuple[int, ...]:
+    """Of (tensor, stable, dimension, descending), which the operator without `stable` calls."""
+    tensor = operator.tensors[0]
+    if len(operator.values) != _NUM_SORT_ARGUMENTS or not tensor.num_elements or not tensor.shape:
+        return ()
+    dimension = int(operator.values[2] or -1)
+    length = tensor.shape[dimension]
+    is_in_rows = not tensor.strides or tensor.strides[dimension] == 1
+    num_segments = tensor.num_elements // length
+    return tuple(kernels.sort_bytes(num_segments, length, tensor.element_bytes, is_in_rows=is_in_rows))
+
+
+_NUM_SORT_ARGUMENTS = 4
+TEMPORARIES: dict[str, Rule] = {
+    "aten::sort": sort,
+    "aten::embedding_dense_backward": embedding_backward,
+    "aten::sum": sum_of_rows,
+    "aten::native_layer_norm_backward": layer_norm_backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": attention_calls.backward_temporaries,
+}
+
+
+# --- workspaces of libraries ------------------------------------------------------------------------------------------
+
+
+def product(operator: Operator, card: Card) -> tuple[int, ...]:
+    return () if card.cublas.is_kept else (card.cublas.num_bytes,)
+
+
+def product_with_bias(operator: Operator, card: Card) -> tuple[int, ...]:
+    bias, a, b = operator.tensors[:3]
+    is_by_cublaslt = cublas.is_bias_added_by_cublaslt(
+        card.torch,
+        bias=bias.shape,
+        is_contiguous=bias.is_contiguous,
+        beta=float(operator.values[3] or 1) if len(operator.values) > 3 else 1,
+        rows=a.shape[0],
+        columns=b.shape[-1],
+        depth=a.shape[-1],
+        dtype=a.dtype,
+    )
+    return (cublas.CUBLASLT_BYTES,) if is_by_cublaslt and not card.cublas.is_shared else product(operator, card)
+
+
+WORKSPACES: dict[str, Rule] = {
+    "aten::mm": product,
+    "aten::bmm": product,
+    "aten::baddbmm": product,
+    "aten::addmm": product_with_bias,
+}
+
+
+def kept_workspaces(job: RecordedJob, card: Card) -> Iterator[JobBlock]:
+    """Before torch 2.15: one for the script's thread and one for autograd's, from the first product on."""
+    if not card.cublas.is_kept:
+        return
+    seen = set()
+    replaced = recurrent_calls.replaced_operators(job, card)
+    for number, operator in enumerate(job.operators):
+        is_backward = job.phases[number] == "backward"
+        is_product = operator.name in PRODUCTS - {"aten::convolution"} and number not in replaced
+        if is_product and is_backward not in seen:
+            seen.add(is_backward)
+            yield JobBlock(
+                num_bytes=card.cublas.num_bytes,
+                born=before(operator.end, AtEnd.THREAD_WORKSPACE),
+                died=NEVER,
+                operator=number,
+                category="workspace",
+            )
+
+
+# --- buffers of modules -----------------------------------------------------------------------------------------------
+
+
+def buffers(job: RecordedJob) -> Iterator[int]:
+    """Of batch normalization: running mean and variance, and a count, for each layer of one forward pass."""
+    most: Counter[Tensor] = Counter()
+    current: Counter[Tensor] = Counter()
+    for operator, phase in zip(job.operators, job.phases, strict=True):
+        if phase == "backward":
+            most |= current
+            current = Counter()
+        elif operator.name == "aten::native_batch_norm" and len(operator.tensors) > 4:
+            current[operator.tensors[3]] += 1
+    for tensor in (most | current).elements():
+        yield from (tensor.num_bytes, tensor.num_bytes, 8)
+
+
+# --- what no rule is known for ----------------------------------------------------------------------------------------
+
+_UNLIKE = re.compile(
+    r"aten::(topk|cumsum|cumprod|unique\w*|_unique2|multinomial|nonzero|masked_select|index_put_?|_index_put_impl_|"
+    r"lstm|gru|rnn_tanh|rnn_relu|lstm_cell|gru_cell|_thnn\w*|_?ctc_loss|_?fft\w*|stft|"
+    r"linalg_(?!vector_norm)\w+|_linalg\w*|cholesky\w*|svd|qr|"
+    r"native_group_norm\w*|grid_sampler\w*|upsample_bicubic2d\w*|_embedding_bag\w*|median|kthvalue|histc|bincount)$"
+)
+"""Their kernels on a card are known to take memory for themselves, and how much is not known here."""
+
+
+def unknown_operators(job: RecordedJob, card: Card) -> Counter[str]:
+    replaced = recurrent_calls.replaced_operators(job, card)
+    return Counter(o.name for number, o in enumerate(job.operators) if _UNLIKE.match(o.name) and number not in replaced)

@@ -1,0 +1,55 @@
+"""Which functions of NVIDIA's libraries the job would have called, in the format of the virtual GPU's own log.
+
+A library takes memory of the card for itself when its first handle is made; that memory is then gone for PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+from ...protocol.native_log import LIBRARY_CALL, LIBRARY_LOADED, Kind
+from ...rules.capacity import Capacity
+
+_TAKES = {
+    "cublasCreate": "cublas_library",
+    "cudnnCreate": "cudnn_library",
+    "cudnnBatchNormalization": "batch_norm_library",
+    "ncclCommInitRank": "nccl_library",
+}
+
+
+class Libraries:
+    def __init__(self, capture: Any, card: dict[str, Any], device: Any, capacity: Capacity) -> None:
+        self._capture = capture
+        self._card = card
+        self._device = device
+        self._capacity = capacity
+        self._calls: dict[tuple[Any, ...], int] = {}
+
+    def load(self, name: str) -> None:
+        """The first of these calls takes memory of the card."""
+        code_bytes = int(self._card.get(_TAKES[name], 0))
+        if self.call(name, LIBRARY_LOADED, code_bytes=code_bytes):
+            loaded = self._capacity.library_bytes + code_bytes
+            self._capacity = replace(self._capacity, library_bytes=loaded)
+            self._device.capacity_bytes = self._capacity.reservable_bytes
+
+    def call(self, name: str, kind: Kind = LIBRARY_CALL, **values: int) -> bool:
+        """Each different call is kept once; true: this one is new."""
+        key = (name, kind, *values.items())
+        if key in self._calls:
+            return False
+        self._calls[key] = time.time_ns() // 1000
+        return True
+
+    def write(self) -> None:
+        prefix = os.path.join(self._capture.options.directory, f"native-{os.getpid()}")
+        names = list(dict.fromkeys(key[0] for key in self._calls))
+        with open(f"{prefix}.names", "w") as file:
+            file.writelines(f"{name}\n" for name in names)
+        with open(f"{prefix}.bin", "wb") as file:
+            for (name, kind, *values), time_us in self._calls.items():
+                file.write(kind.pack(time_us, names.index(name), **dict(values)))

@@ -1,0 +1,56 @@
+"""The values a script gets in place of unknown ones, the same as on the virtual GPU."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ...inside.values.unknown import MAX_STAND_IN, UnknownReads, stand_in
+
+
+class Unknown:
+    def __init__(self, torch: Any, capture: Any, values: Any) -> None:
+        self._torch = torch
+        self._capture = capture
+        self._values = values
+        self._reads = UnknownReads(capture)
+        self.caveat_once = self._reads.caveat_once
+        capture.before_end.append(self._reads.journal)
+
+    def item(self, tensor: Any) -> Any:
+        self._reads.note(self._torch.Tensor.item, tensor)
+        value = stand_in(tensor)
+        if tensor.dtype is self._torch.bool:
+            return bool(value)
+        return float(value) if tensor.dtype.is_floating_point else value
+
+    def read(self, source: Any, *, into: Any) -> None:
+        if _is_for_a_file(self._torch.serialization.__file__):
+            return
+        self._reads.note(self._torch.Tensor.cpu, source)
+        if source.numel() <= MAX_STAND_IN:
+            into.fill_(stand_in(source))
+
+    def count(self, mask: Any) -> int:
+        """How many elements a mask selects."""
+        if self._values.is_known(mask):
+            return int(self._values.on_host(mask).count_nonzero())
+        return self._reads.assume_size(self._torch.nonzero, mask, mask.numel())
+
+    def assume(self, tensor: Any) -> Any:
+        """Something to stand for a tensor whose contents decide a size: so many different numbers."""
+        self._reads.note(self._torch.unique, tensor)
+        most = tensor.numel()
+        count = {"low": 1, "typical": (most + 1) // 2, "high": most}[self._capture.options.assume]
+        numbers = self._torch.arange(most) % max(count, 1)
+        return numbers.to(tensor.dtype).reshape(tensor.shape)
+
+
+def _is_for_a_file(serialization: str) -> bool:
+    """torch.save reads all there is, and nothing depends on it."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == serialization:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,42 @@
+"""What memory the plans of a convolution ask for: an installed cuDNN's own answers, else foretell's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+from ...rules.convolution_workspaces import workspace_by_rule
+from ...versions import Version
+from .cudnn import Cudnn, CudnnError, Layer, library_of
+
+
+class Workspaces:
+    def __init__(self, capture: Any, torch: Any, card: dict[str, Any], torch_version: Version) -> None:
+        self._capture = capture
+        self._torch = torch
+        self._card = card
+        self._capability = (int(card["major"]), int(card["minor"]))
+        self._torch_version = torch_version
+
+    @cached_property
+    def cudnn(self) -> Cudnn | None:
+        """Looked for with the first convolution: loading it takes a moment, and some hundred MiB."""
+        path = library_of(self._torch)
+        if path is None:
+            return None
+        try:
+            found = Cudnn(path, self._card)
+        except (OSError, AttributeError, CudnnError):
+            return None
+        self._capture.journal.write("cudnn", version=found.version)
+        return found
+
+    def plans(self, layer: Layer) -> Iterable[int]:
+        """In the order in which torch tries them."""
+        if self.cudnn is not None:
+            return self.cudnn.plans(layer)
+        # What the virtual GPU offers by rule (native/libraries/cudnn.c): the last is only tried by cudnn.benchmark.
+        asked = layer.convolution
+        ruled = workspace_by_rule(asked, self._capability, self._torch_version)
+        return ruled, 0, 2 * (asked.x_bytes + asked.y_bytes + asked.w_bytes)

@@ -1,0 +1,50 @@
+"""Watches the user's process: writes a journal and a memory history into the capture folder.
+
+Runs inside the user's interpreter, perhaps in an environment without foretell: standard library and torch only,
+relative imports only. `install` is called by the bootstrap before the script's first line and imports nothing heavy;
+all that concerns torch waits until the script itself has imported it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .capture import Capture
+from .journal import this_process
+from .options import Options
+from .watch.process_end import ProcessEnd
+
+
+def install(given: dict[str, Any]) -> Capture:
+    options = Options(given)
+    capture = Capture(options)
+    capture.journal.write("process", **this_process())
+    ProcessEnd(capture).install()
+    capture.imports.install(capture.patches)
+    _time_the_import_of_torch(capture)
+    if options.offline:
+        from .guard import offline
+
+        offline.install(capture)
+    if options.overlay:
+        from .files import overlay
+
+        overlay.install(capture)
+    return capture
+
+
+def _time_the_import_of_torch(capture: Capture) -> None:
+    started: float | None = None  # in the fork of a warm process torch has been imported before
+
+    def begins() -> None:
+        nonlocal started
+        started = time.monotonic()
+
+    def has_ended(torch: Any) -> None:
+        capture.import_torch_seconds = 0.0 if started is None else time.monotonic() - started
+        from .start.torch_hooks import install_torch_hooks
+
+        install_torch_hooks(capture, torch)
+
+    capture.imports.when_imported("torch", has_ended, begins=begins)

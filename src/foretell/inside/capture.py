@@ -1,0 +1,86 @@
+"""What the hooks share: the journal, where the run is (step and phase), and the list of those who want to know."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from .imports import ImportWatch
+from .journal import Journal
+from .options import Options
+from .patches import Patches
+
+
+class Capture:
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.journal = Journal(options.directory)
+        self.patches = Patches()
+        """All that the hooks replace; they change nothing past it."""
+        self.imports = ImportWatch(self.hook_failed)
+        self.started = time.monotonic()
+        self.import_torch_seconds = 0.0
+        self.num_steps = 0
+        self.phase = "other"
+        self.is_in_optimizer_step = False
+        self.phases_seen: list[str] = []
+        self.on_phase: list[Callable[[str], None]] = []
+        """Called with the phase that begins."""
+        self.before_backward: list[Callable[[Any], None]] = []
+        """Called with the tensors a backward pass starts from."""
+        self.compiled: list[weakref.ref[Any]] = []
+        """The models the script has had compiled."""
+        self.is_compiling = False
+        """The script has called torch.compile."""
+        self.when_compiling: list[Callable[[], None]] = []
+        """Called each time it does."""
+        self.after_step: list[Callable[[], None]] = []
+        """Called after each counted step."""
+        self.last_after_step: Callable[[], None] = lambda: None
+        """Called after those; it may raise to end the run."""
+        self.before_end: list[Callable[[], None]] = []
+        """Called once when the process ends, before the `end` line."""
+        self.end_values: Callable[[], dict[str, Any]] = dict
+
+    def enter(self, phase: str) -> None:
+        if phase == self.phase:
+            return
+        self.phase = phase
+        if phase != "other" and phase not in self.phases_seen:
+            self.phases_seen.append(phase)
+        self.journal.write("phase", phase=phase, step=self.num_steps)
+        for call in self.on_phase:
+            call(phase)
+
+    def caveat(self, text: str) -> None:
+        self.journal.write("caveat", text=text)
+
+    def hook_failed(self, name: str, error: BaseException) -> None:
+        """Reports a failed hook and lets the script continue."""
+        text = f"foretell could not hook {name}: {type(error).__name__}: {error}"
+        print(text, file=sys.stderr)
+        self.caveat(text)
+
+    def guarded(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self.hook_failed(name, error)
+
+    def refuse(self, what: str, hint: str) -> None:
+        """The run cannot be estimated: end this process at once, whatever the script would catch."""
+        self.journal.write("unsupported", what=what, hint=hint)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(2)
+
+
+def in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,1 @@
+"""Changes made to the training from outside: skipped initialisation, and the alternatives that advice tries."""

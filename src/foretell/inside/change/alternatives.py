@@ -1,0 +1,227 @@
+"""Makes a change to the training from outside, as if its author had written it.
+
+Each is a word, some with a value after `=`. A change is made once, where its place is found, and then noted in an
+`alternative` line: a run without that line was a run without the change.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from ..capture import Capture
+from ..watch.survey import class_name, samples_left_over
+
+
+def install(capture: Capture, torch: Any) -> None:
+    changes: dict[str, Callable[[Capture, Any, str], None]] = {
+        "checkpoint": _checkpoint,
+        "autocast": _autocast,
+        "optimizer-implementation": _optimizer_implementation,
+        "optimizer": _other_optimizer,
+        "zero-grad-to-none": _zero_grad_to_none,
+        "zero-grad-after-step": _zero_grad_after_step,
+        "drop-last": _drop_last,
+    }
+    for word in capture.options.alternatives:
+        name, _, value = word.partition("=")
+        changes[name](capture, torch, value)
+
+
+class Noted:
+    """Writes the line with the first time."""
+
+    def __init__(self, capture: Capture, name: str) -> None:
+        self._capture = capture
+        self._name = name
+        self._is_written = False
+
+    def __call__(self, **values: Any) -> None:
+        if not self._is_written:
+            self._is_written = True
+            self._capture.journal.write("alternative", name=self._name, **values)
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+def _checkpoint(capture: Capture, torch: Any, wanted: str) -> None:
+    """In the first forward of a model that has modules of this class; a model that offers checkpointing is asked to."""
+    done = Noted(capture, "checkpoint")
+
+    def look(root: Any, args: Any) -> None:
+        found = [module for module in root.modules() if class_name(type(module)) == wanted]
+        if not found or not torch.is_grad_enabled():
+            return
+        hook.remove()
+        model = next((m for m in root.modules() if getattr(m, "supports_gradient_checkpointing", False)), None)
+        if model is not None:
+            if getattr(model.config, "use_cache", False):
+                model.config.use_cache = False  # what was computed twice would be in the cache twice
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            capture.patches.wrap(type(found[0]), "forward", partial(_checkpointing, torch))
+        done(by="class" if model is None else "model")
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    capture.patches.added("a hook before the first forward", hook.remove)
+
+
+def _checkpointing(torch: Any, original: Any) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    inside = threading.local()  # autograd computes again in threads of its own
+
+    def once(module: Any, *args: Any, **kwargs: Any) -> Any:
+        inside.is_running = True
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            inside.is_running = False
+
+    @wraps(original)
+    def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        is_nested = getattr(inside, "is_running", False)
+        if is_nested or not module.training or not torch.is_grad_enabled():
+            return original(module, *args, **kwargs)
+        return checkpoint(once, module, *args, use_reentrant=False, **kwargs)
+
+    return forward
+
+
+def _autocast(capture: Capture, torch: Any, dtype: str) -> None:
+    """From the forward of the model to the backward: around model and loss, as PyTorch's documentation has it."""
+    done = Noted(capture, "autocast")
+    entered: list[Any] = []
+
+    def phase_begins(phase: str) -> None:
+        if entered:
+            entered.pop().__exit__(None, None, None)
+        if phase in ("forward", "evaluation"):
+            entered.append(torch.autocast("cuda", dtype=getattr(torch, dtype)))
+            entered[0].__enter__()
+            done()
+
+    capture.on_phase.append(phase_begins)
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def _optimizer_implementation(capture: Capture, torch: Any, wanted: str) -> None:
+    done = Noted(capture, "optimizer-implementation")
+
+    def choosing(original: Any) -> Any:
+        @wraps(original)
+        def init(optimizer: Any, params: Any, defaults: dict[str, Any]) -> None:
+            has_it = ("fused" if wanted == "fused" else "foreach") in defaults
+            if has_it:
+                choice = {"foreach": False, "fused": wanted == "fused"}
+                defaults = {**defaults, **{name: value for name, value in choice.items() if name in defaults}}
+            original(optimizer, params, defaults)
+            if has_it:
+                if wanted == "fused":  # the constructor does it when it is asked for fused=True
+                    optimizer._step_supports_amp_scaling = True
+                done()
+
+        return init
+
+    capture.patches.wrap(torch.optim.Optimizer, "__init__", choosing)
+
+
+def _other_optimizer(capture: Capture, torch: Any, wanted: str) -> None:
+    """Adam and AdamW are still what the script makes, schedules and saves: only their step is that of another, on the
+    same parameters and gradients, and the state is that other's."""
+    done = Noted(capture, "optimizer")
+    adam, adamw = torch.optim.Adam, torch.optim.AdamW
+    replacements: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
+
+    def instead_of(original: Any) -> Any:
+        def step(optimizer: Any, closure: Any = None) -> Any:
+            if type(optimizer) not in (adam, adamw):
+                return original(optimizer, closure)
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            if optimizer not in replacements:
+                replacements[optimizer] = _step_of(torch, wanted, optimizer)
+                done()
+            replacements[optimizer]()
+            return loss
+
+        return step
+
+    for kind in (adam, adamw):
+        if "step" in kind.__dict__:
+            capture.patches.wrap(kind, "step", instead_of)
+
+
+def _step_of(torch: Any, wanted: str, replaced: Any) -> Callable[[], None]:
+    if wanted == "8bit":
+        kind = importlib.import_module("bitsandbytes").optim.AdamW8bit
+    else:
+        kind = torch.optim.Adafactor
+    plain_step = kind.step  # its first instance puts the hooks around it, by which steps are counted
+    if getattr(plain_step, "hooked", False):
+        plain_step = plain_step.__wrapped__
+    groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in replaced.param_groups]
+    other = kind(groups, lr=1e-3)
+    replaced.state = other.state
+    return lambda: plain_step(other)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def _zero_grad_to_none(capture: Capture, torch: Any, _: str) -> None:
+    done = Noted(capture, "zero-grad-to-none")
+
+    def forced(original: Any) -> Any:
+        @wraps(original)
+        def zero_grad(owner: Any, set_to_none: bool = True) -> Any:
+            if not set_to_none:
+                done()
+            return original(owner, True)
+
+        return zero_grad
+
+    for owner in (torch.optim.Optimizer, torch.nn.Module):
+        capture.patches.wrap(owner, "zero_grad", forced)
+
+
+def _zero_grad_after_step(capture: Capture, torch: Any, _: str) -> None:
+    done = Noted(capture, "zero-grad-after-step")
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        done()
+        optimizer.zero_grad(set_to_none=True)
+
+    handle = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(after)
+    capture.patches.added("a hook around optimizer steps", handle.remove)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def _drop_last(capture: Capture, torch: Any, _: str) -> None:
+    """Of loaders that make their batches themselves and have more than one."""
+    done = Noted(capture, "drop-last")
+
+    def dropping(original: Any) -> Any:
+        @wraps(original)
+        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+            original(loader, *args, **kwargs)
+            if samples_left_over(loader) and len(loader) > 1:
+                loader._DataLoader__initialized = False  # else it refuses to be made again
+                original(loader, *args, **{**kwargs, "drop_last": True})
+                done()
+
+        return init
+
+    capture.patches.wrap(torch.utils.data.DataLoader, "__init__", dropping)

@@ -1,0 +1,1 @@
+"""Refuses what cannot be estimated, and keeps trackers and hubs offline."""

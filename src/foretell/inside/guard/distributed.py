@@ -1,0 +1,40 @@
+"""Refuses a training over several ranks: no rank would ever hear of the others, and wait."""
+
+from __future__ import annotations
+
+import os
+from functools import wraps
+from typing import Any
+
+from ..capture import Capture
+
+HINT = "Run a single rank: start the script with `python` instead of torchrun, or set WORLD_SIZE=1"
+
+
+def install(capture: Capture, torch: Any) -> None:
+    if not torch.distributed.is_available():
+        return
+
+    def refusing(original: Any) -> Any:
+        @wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            num_ranks = _world_size(args, kwargs)
+            if num_ranks > 1:
+                capture.refuse(f"multi-process training (world_size={num_ranks}) is not supported yet", HINT)
+            return original(*args, **kwargs)
+
+        return init_process_group
+
+    for module in (torch.distributed, torch.distributed.distributed_c10d):
+        capture.patches.wrap(module, "init_process_group", refusing)
+
+
+def _world_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    # (backend, init_method, timeout, world_size, ...) from torch 2.6 to 2.15; -1 means: ask the environment.
+    given = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
+    if isinstance(given, int) and given > 0:
+        return given
+    method = kwargs.get("init_method", args[1] if len(args) > 1 else None) or ""
+    _, _, query = str(method).partition("world_size=")
+    words = [query.partition("&")[0], os.environ.get("WORLD_SIZE", "")]
+    return next((int(word) for word in words if word.isdigit()), 1)

@@ -1,0 +1,31 @@
+"""The options of a capture (`protocol/options.py`), typed. Every hook has a switch, so that tests can compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ..protocol.options import complete
+
+
+class Options:
+    """A plain class: `dataclasses` takes 7 ms to import, and every Python process of the script pays for it."""
+
+    directory: str
+    steps: Literal["auto", "all"] | int
+    skip_init: bool
+    overlay: bool
+    offline: bool
+    history: bool
+    attribution: bool
+    values: bool
+    assume: Literal["low", "typical", "high"]
+    engine: Literal["auto", "virtual", "cpu"]
+    execute: bool
+    survey: bool
+    alternatives: Sequence[str]
+    phases: bool
+    guards: bool
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.__dict__.update(complete(given))

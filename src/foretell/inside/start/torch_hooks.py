@@ -1,0 +1,112 @@
+"""Installs the hooks: some when torch has been imported, others when CUDA is being initialised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ..capture import Capture
+from ..change import alternatives, skip_init
+from ..guard import architectures, distributed
+from ..stop.autograd_threads import wait_for_autograd
+from ..stop.loaders import Loaders
+from ..stop.stopping import Stopping
+from ..stop.trainers import Trainers
+from ..values import hooks as values_hooks
+from ..watch import allocator, oom
+from ..watch.history import History
+from ..watch.keepers import Keepers
+from ..watch.labels import Labels
+from ..watch.modules import Modules
+from ..watch.owners import Owners
+from ..watch.peaks import Peaks
+from ..watch.phases import Phases
+from ..watch.steps import Steps
+from ..watch.survey import Survey
+from ..watch.unimplemented import Unimplemented
+
+
+def install_torch_hooks(capture: Capture, torch: Any) -> None:
+    is_fake = capture.options.engine == "cpu" or (capture.options.engine == "auto" and torch.version.cuda is None)
+    engine = "cpu" if is_fake else "virtual"
+    cuda, cudnn = torch.version.cuda, _cudnn_version(torch)
+    capture.journal.write("torch", version=torch.__version__, cuda=cuda, cudnn=cudnn, engine=engine)
+    if is_fake:
+        from ...engines.python_cuda import device
+
+        device.install(capture, torch)
+    peaks, phases, trainers = Peaks(), Phases(capture), Trainers(capture)
+    loaders = Loaders(capture, peaks, phases)
+    options = capture.options
+    hooks: list[tuple[str, bool, Callable[[], None]]] = [
+        ("peaks", True, lambda: peaks.install(capture, torch)),
+        ("optimizer steps", True, lambda: Steps(capture, peaks).install()),
+        ("phases", options.phases, lambda: phases.install(torch)),
+        ("CUDA initialization", True, lambda: _when_cuda_starts(capture, torch, phases, engine)),
+        ("trainers", options.steps != "all", trainers.install),
+        ("DataLoaders", options.steps != "all", lambda: loaders.install(torch)),
+        ("the end of training", options.steps != "all", Stopping(capture, peaks, loaders, trainers).install),
+        ("weight initialization", options.skip_init, lambda: skip_init.install(capture, torch)),
+        ("torch.distributed", options.guards, lambda: distributed.install(capture, torch)),
+        ("values", options.values and not is_fake, lambda: values_hooks.install(capture, torch)),
+        ("unimplemented functions", not is_fake, lambda: Unimplemented(capture, torch).install()),
+        ("the survey of alternatives", options.survey, lambda: Survey(capture, torch, peaks).install()),
+        ("alternatives", bool(options.alternatives), lambda: alternatives.install(capture, torch)),
+    ]
+    for name, is_on, install in hooks:
+        if is_on:  # one hook that does not fit this torch must not take the others with it
+            capture.guarded(name, install)
+    capture.before_end.append(lambda: wait_for_autograd(torch))
+
+
+def _when_cuda_starts(capture: Capture, torch: Any, phases: Phases, engine: str) -> None:
+    def cuda_starts() -> None:
+        # Not before: asking torch for it makes CUDA unusable in children forked later, initialised or not.
+        arch_list = _arch_list(torch)
+        capture.journal.write(
+            "cuda",
+            device_count=torch.cuda.device_count(),
+            arch_list=arch_list,
+            cublas_workspace_config=os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        )
+        capture.guarded("the allocator's settings", lambda: allocator.install(capture, torch))
+        if capture.options.guards:
+            architectures.refuse_card_without_kernels(capture, torch, arch_list)
+        phases.cuda_starts()
+        if torch.cuda.get_allocator_backend() != "native":
+            text = "PyTorch's allocator was replaced, so peaks are known only for the whole run, not per step"
+            capture.caveat(text)
+            return
+        oom.install(capture, torch)
+        if capture.options.history:
+            History(capture).install(torch)
+        if capture.options.history and capture.options.attribution:
+            capture.guarded("attribution", lambda: _attribute(capture, torch, engine))
+
+    # torch.cuda._lazy_init runs what is queued right after the driver is up, before the script's first allocation. This
+    # is what torch.cuda._lazy_call does, less the stack it formats for each call.
+    queued: tuple[Any, list[str]] = (lambda: capture.guarded("CUDA initialization", cuda_starts), [])
+    torch.cuda._queued_calls.append(queued)
+    calls = torch.cuda._queued_calls
+    capture.patches.added("a call queued for the start of CUDA", lambda: queued in calls and calls.remove(queued))
+
+
+def _attribute(capture: Capture, torch: Any, engine: str) -> None:
+    owners = Owners(capture)
+    labels = Labels(capture, owners)
+    owners.install(torch)
+    labels.install(torch)
+    Keepers(capture).install(torch)
+    Modules(capture, owners, labels, marks_nodes=engine == "virtual").install(torch)
+
+
+def _arch_list(torch: Any) -> list[str]:
+    flags = torch._C._cuda_getArchFlags() if hasattr(torch._C, "_cuda_getArchFlags") else None
+    return flags.split() if flags else []
+
+
+def _cudnn_version(torch: Any) -> int | None:
+    # Not torch.backends.cudnn.version(): on torch 2.15 it initialises CUDA.
+    cudnn = getattr(torch._C, "_cudnn", None)
+    return int(cudnn.getVersionInt()) if cudnn is not None else None

@@ -1,0 +1,1 @@
+"""Ends a training loop in an orderly way once enough steps have been seen."""

@@ -1,0 +1,148 @@
+"""Ends a loop over a `torch.utils.data.DataLoader` in the ordinary way.
+
+Every DataLoader iterator, also under accelerate, Trainer and Lightning, passes `_BaseDataLoaderIter.__next__`.
+Raising StopIteration there lets the code after the loop run: evaluation, saving, the next epoch.
+
+- A training loop ends when `end_training_loops` was called for it.
+- An evaluation loop (forwards on the GPU with gradients disabled, neither backward nor optimizer step) ends in auto
+  mode after at least 3 batches, once neither the peak nor the bytes held have grown for two. A loop that collects its
+  outputs on the GPU grows and runs to its end, and so does one that never uses the GPU.
+
+The end is only raised into code that expects one: a `for`, or a function that mentions StopIteration.
+"""
+
+from __future__ import annotations
+
+import opcode
+import sys
+import weakref
+from dataclasses import dataclass, field
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+from ..capture import Capture, in_main_thread
+from ..watch.peaks import Peaks
+from ..watch.phases import Phases
+
+_FOR_ITER = opcode.opmap["FOR_ITER"]
+ENOUGH_EVALUATIONS = 3
+
+
+@dataclass
+class LoaderUse:
+    """One pass over a DataLoader."""
+
+    first_step: int
+    first_backward: int
+    first_evaluation: int
+    length: int | None
+    last_step: int = -1
+    num_batches: int = 0
+    must_end: bool = False
+    samples: list[tuple[int, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
+    """The last three times it was asked for a batch: evaluation forwards so far, peaks, bytes held."""
+
+
+class Loaders:
+    def __init__(self, capture: Capture, peaks: Peaks, phases: Phases) -> None:
+        self._capture = capture
+        self._peaks = peaks
+        self._phases = phases
+        self._uses: weakref.WeakKeyDictionary[Any, LoaderUse] = weakref.WeakKeyDictionary()
+        self.num_started = 0
+        """Passes over a DataLoader begun so far."""
+        self.num_ended_training = 0
+
+    def install(self, torch: Any) -> None:
+        iterator_class = torch.utils.data.dataloader._BaseDataLoaderIter
+        self._capture.patches.wrap(iterator_class, "__next__", self._ending)
+
+    def _ending(self, original: Any) -> Any:
+        @wraps(original)
+        def next_batch(iterator: Any) -> Any:
+            if in_main_thread() and self._ends(iterator, sys._getframe(1)):
+                _shut_down(iterator)
+                raise StopIteration
+            return original(iterator)
+
+        return next_batch
+
+    def end_training_loops(self) -> bool:
+        """Let the loops that fed the step just made end at their next batch; False if there is none."""
+        in_use = [use for use in self._uses.values() if use.last_step == self._capture.num_steps - 1]
+        for use in in_use:
+            use.must_end = True
+        return bool(in_use)
+
+    def _ends(self, iterator: Any, caller: FrameType) -> bool:
+        use = self._use_of(iterator)
+        self._phases.look_for_forward()
+        is_training = use.must_end
+        is_at_its_end = use.num_batches == use.length
+        if (is_training or self._is_settled_evaluation(use)) and (is_at_its_end or _expects_an_end(caller)):
+            self._uses.pop(iterator, None)
+            self.num_ended_training += is_training
+            if is_at_its_end:
+                return False  # it is at its end anyway: nothing is cut
+            self._report(use, is_training)
+            return True
+        use.last_step = self._capture.num_steps
+        use.num_batches += 1
+        return False
+
+    def _use_of(self, iterator: Any) -> LoaderUse:
+        use = self._uses.get(iterator)
+        # With persistent workers one iterator serves every epoch; its count starts again.
+        if use is None or iterator._num_yielded == 0:
+            self.num_started += 1
+            use = LoaderUse(
+                first_step=self._capture.num_steps,
+                first_backward=self._phases.num_backwards,
+                first_evaluation=self._phases.num_evaluation_forwards,
+                length=_length(iterator),
+            )
+            self._uses[iterator] = use
+        return use
+
+    def _is_settled_evaluation(self, use: LoaderUse) -> bool:
+        is_training = self._capture.num_steps > use.first_step or self._phases.num_backwards > use.first_backward
+        num_forwards = self._phases.num_evaluation_forwards
+        if self._capture.options.steps != "auto" or is_training or num_forwards == use.first_evaluation:
+            use.samples.clear()
+            return False
+        use.samples.append((num_forwards, self._peaks.summary(), self._peaks.allocated_now()))
+        del use.samples[:-3]
+        if len(use.samples) < 3 or num_forwards - use.first_evaluation < ENOUGH_EVALUATIONS:
+            return False
+        (forwards_0, peak_0, held_0), (forwards_1, peak_1, held_1), (forwards_2, peak_2, held_2) = use.samples
+        return forwards_0 < forwards_1 < forwards_2 and peak_0 == peak_1 == peak_2 and held_0 >= held_1 >= held_2
+
+    def _report(self, use: LoaderUse, is_training: bool) -> None:
+        kind = "training" if is_training else "evaluation"
+        of = f" of {use.length}" if use.length is not None else ""
+        self._capture.journal.write(
+            "ended_early",
+            how="loader",
+            step=self._capture.num_steps,
+            what=f"{kind} loop over a DataLoader, after {use.num_batches}{of} batches",
+        )
+
+
+def _expects_an_end(caller: FrameType) -> bool:
+    """Whether StopIteration is the usual end there, and not an error that nobody catches."""
+    code = caller.f_code
+    return code.co_code[caller.f_lasti] == _FOR_ITER or "StopIteration" in code.co_names
+
+
+def _shut_down(iterator: Any) -> None:
+    """What the iterator does itself at its natural end; persistent workers wait for the next epoch there too."""
+    if hasattr(iterator, "_shutdown_workers") and not iterator._persistent_workers:
+        iterator._shutdown_workers()
+
+
+def _length(iterator: Any) -> int | None:
+    try:
+        return len(iterator)
+    except Exception:  # an iterable data set has no length, or one that fails when asked
+        return None

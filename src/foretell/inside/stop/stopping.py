@@ -1,0 +1,81 @@
+"""Ends the run early, and in order, once enough steps have been seen.
+
+`auto`: at least 3 steps, and no peak has grown for the last two. First the trainer at work is asked, then the
+DataLoader loop that feeds the training is ended, so that what follows the training runs too. Where there is neither
+(a loop over a range), where the script trains on in the next epoch, or where the request led nowhere, the optimizer's
+post-hook raises a SystemExit with code 0: it passes `except Exception`, and `finally` blocks and exit handlers run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from ..capture import Capture
+from ..watch.peaks import Peaks
+from .loaders import Loaders
+from .trainers import Trainers
+
+FEWEST_STEPS = 3
+STEPS_TO_SPARE = 1
+"""accelerate and prefetchers fetch one batch ahead, so one more step may follow the end of the loader."""
+MOST_REFUSALS = 5
+"""A bare `except:` can catch the end; after this many the process is ended without unwinding."""
+
+
+class EnoughSteps(SystemExit):
+    """The capture has seen what it needs."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Stopping:
+    def __init__(self, capture: Capture, peaks: Peaks, loaders: Loaders, trainers: Trainers) -> None:
+        self._capture = capture
+        self._peaks = peaks
+        self._loaders = loaders
+        self._trainers = trainers
+        self._summaries: list[tuple[tuple[int, int], ...]] = []
+        self._asked_at: int | None = None
+        self._num_started_when_asked = 0
+        self._num_refusals = 0
+
+    def install(self) -> None:
+        self._capture.last_after_step = self._after_step
+
+    def _after_step(self) -> None:
+        if self._asked_at is None:
+            if self._has_seen_enough():
+                self._asked_at = self._capture.num_steps
+                self._num_started_when_asked = self._loaders.num_started
+                if not self._trainers.end_training() and not self._loaders.end_training_loops():
+                    self._exit("the training loop")
+        elif self._is_overdue(self._asked_at):
+            self._exit("training that continued after its first loop was stopped")
+
+    def _has_seen_enough(self) -> bool:
+        wanted = self._capture.options.steps
+        if wanted != "auto":
+            return isinstance(wanted, int) and self._capture.num_steps >= wanted
+        self._summaries.append(self._peaks.summary())
+        del self._summaries[:-3]
+        return self._capture.num_steps >= FEWEST_STEPS and len(self._summaries) == 3 and len(set(self._summaries)) == 1
+
+    def _is_overdue(self, asked_at: int) -> bool:
+        trains_on_new_data = self._loaders.num_ended_training > 0 and (
+            self._loaders.num_started > self._num_started_when_asked
+        )
+        return trains_on_new_data or self._capture.num_steps - asked_at > STEPS_TO_SPARE
+
+    def _exit(self, what: str) -> None:
+        if self._num_refusals == 0:
+            self._capture.journal.write("ended_early", how="exit", step=self._capture.num_steps, what=what)
+        self._num_refusals += 1
+        if self._num_refusals > MOST_REFUSALS:
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        raise EnoughSteps

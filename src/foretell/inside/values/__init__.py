@@ -1,0 +1,1 @@
+"""Values that decide what the script does, computed on the host while kernels compute nothing."""

@@ -1,0 +1,78 @@
+"""Puts the mode of known values on, and keeps it where it belongs: on in backward passes, off in compiled code."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial, wraps
+from typing import Any
+
+from ..capture import Capture
+from . import triton_kernels
+from .mode import Values
+from .operators import torch
+
+
+def install(capture: Capture, torch: Any) -> None:
+    """Called when torch has finished importing, if `options.values`."""
+    if not torch.version.cuda:
+        return
+    mode = Values(capture)
+    mode.__enter__()
+    capture.patches.added("a TorchFunctionMode", mode.leave)
+    capture.before_end.append(mode.unknown.journal)
+    patches, when_imported = capture.patches, capture.imports.when_imported
+    patches.wrap(torch.autograd, "_engine_run_backward", partial(_staying_on_in_backward, mode))
+    patches.wrap(torch.UntypedStorage, "_share_cuda_", partial(_publishing_what_is_sent, mode))
+    when_imported("torchvision.extension", mode.watch_torchvision)
+    when_imported("triton.runtime.jit", lambda jit: triton_kernels.watch(jit, patches, mode.forget_written))
+    when_imported(
+        "torch._dynamo.eval_frame",
+        lambda eval_frame: patches.wrap(
+            eval_frame._TorchDynamoContext, "__call__", partial(_resting_in_compiled_code, mode)
+        ),
+    )
+
+
+def _staying_on_in_backward(mode: Values, original: Any) -> Any:
+    """torch takes a mode off while it runs what the mode was shown, here `loss.backward()`. But a backward pass runs
+    the script's own code: checkpointed modules once more, autograd functions, hooks."""
+
+    @wraps(original)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if mode in torch.overrides._get_current_function_mode_stack():
+            return original(*args, **kwargs)
+        with mode:
+            return original(*args, **kwargs)
+
+    return run_backward
+
+
+def _publishing_what_is_sent(mode: Values, original: Any) -> Any:
+    """torch.multiprocessing sends a handle of the memory, in which other tensors live as well."""
+
+    @wraps(original)
+    def share(self: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = original(self, *args, **kwargs)
+        mode.publish(self)
+        return handle
+
+    return share
+
+
+def _resting_in_compiled_code(mode: Values, original: Any) -> Any:
+    """torch.compile would trace the mode into the graph: what it calls runs without."""
+
+    @wraps(original)
+    def call(self: Any, function: Any) -> Any:
+        compiled = original(self, function)
+        if not inspect.isfunction(compiled):  # a module or a class: what it calls comes here too
+            return compiled
+
+        @wraps(compiled)
+        def without_mode(*args: Any, **kwargs: Any) -> Any:
+            with mode.resting():
+                return compiled(*args, **kwargs)
+
+        return without_mode
+
+    return call

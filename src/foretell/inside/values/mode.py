@@ -1,0 +1,328 @@
+"""Values that decide what the script does.
+
+Kernels compute nothing, so device tensors have no values; but small ones, and integers and booleans, choose the code
+path (masks, lengths, `.item()`, `.nonzero()`). Their operators are repeated on the host, on CPU tensors over the same
+bytes: a result is known when everything that went into it is. A TorchFunctionMode does that; a TorchDispatchMode would
+change the memory it observes.
+
+What is read although it is not known gets a stand-in: 1.0 for floating-point tensors of up to 16 Ki elements, otherwise
+0 and False. Where it decides a size (how many elements a mask selects), `--assume` says how many: none, half, all. A
+learned gate (`topk`) is taken to choose all alike, and unknown scores to be in order, so that what a script counts adds
+up. Each such read is journaled with its line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from types import MethodWrapperType
+from typing import Any
+
+from ..capture import Capture
+from . import operators
+from .device_bytes import Answers, DeviceBytes
+from .operators import INTEGERS, torch
+from .sparse_operators import SparseOperators
+from .tensors import MAX_INTEGERS, Tensor, is_on_device, is_small, no_subclasses, tensors_in
+from .unknown import MAX_STAND_IN, UnknownReads, stand_in
+
+_push_mode, _pop_mode = torch.overrides._push_mode, torch.overrides._pop_mode
+_num_modes: Any = torch._C._len_torch_function_stack
+
+
+class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self._capture = capture
+        self._bytes = DeviceBytes(torch)
+        self._answers = Answers(self._bytes)
+        self.unknown = UnknownReads(capture)
+        self._sparse = SparseOperators(self._bytes, self._answers, self.unknown, self._is_known)
+        self._random_state: Any = None
+        self._suppresses_boxes: frozenset[Any] = frozenset()
+        """torchvision's nms(boxes, scores, ...), once torchvision is there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if type(func) is MethodWrapperType:  # an attribute, such as .grad or .data: no bytes change
+            return func(*args)
+        kwargs = kwargs or {}
+        if self._sparse.may_concern(func):
+            kwargs = self._sparse.with_size(func, args, kwargs)
+            if self._sparse.is_one(func, args):
+                return self._sparse.call(func, args, kwargs)
+        if func in operators.SPECIAL or func in self._suppresses_boxes:
+            return self._special(func, args, kwargs)
+        out = func(*args, **kwargs)
+        kind = type(out)
+        if type(func).__module__ == "torch._ops":  # an operator of a package, whose kernels nobody else watches
+            self._forget(tensors_in(operators.written_arguments(func, args, kwargs)))
+        if kind is Tensor:
+            if out.is_cuda and is_small(out):  # of large ones nothing is ever known
+                self._settle(func, args, kwargs, (out,))
+        elif func in operators.FOREACH or (out is None and args and type(args[0]) in (tuple, list)):  # or fused
+            self._bytes.forget_whole(each for each in tensors_in(args if out is None else out) if each.is_cuda)
+        elif isinstance(out, tuple | list) and kind is not torch.Size:
+            self._settle(func, args, kwargs, out)
+        return out
+
+    def forget_written(self, tensors: Iterable[Any]) -> None:
+        """Something that is not an operator of PyTorch has written them."""
+        with no_subclasses():
+            self._forget(tensors)
+
+    def watch_torchvision(self, extension: Any) -> None:
+        nms = torch.ops.torchvision.nms
+        self._suppresses_boxes = frozenset({nms, nms.default})
+
+    def leave(self) -> None:
+        """Ends the mode for good, wherever it is on the stack."""
+        for mode in [mode for mode in _take_modes() if mode is not self]:
+            _push_mode(mode)
+
+    def publish(self, storage: Any) -> None:
+        self._bytes.publish(storage)
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Takes this mode, and only this one, off the stack of modes."""
+        others = [mode for mode in _take_modes() if mode is not self]
+        for mode in others:
+            _push_mode(mode)
+        try:
+            yield
+        finally:
+            others = _take_modes()
+            for mode in (self, *others):
+                _push_mode(mode)
+
+    # ---- after an operator: is its result known? -------------------------------------------------------------------
+
+    def _settle(self, func: Any, args: Any, kwargs: Any, outs: Iterable[Any]) -> None:
+        """Repeats the operator on the host if its results on the device are small and all that it read is known."""
+        results = [out for out in outs if is_on_device(out)]
+        if not any(map(is_small, results)) or _is_tracing():
+            return
+        try:
+            with no_subclasses(), torch.no_grad():
+                is_known = self._repeat(func, args, kwargs, results)
+        except Exception:  # cannot be repeated here (a functorch wrapper, no CPU kernel, another type under autocast)
+            is_known = False
+        if not is_known:
+            self._forget(results)
+
+    def _repeat(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
+        inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
+        if (func in operators.CHOOSES or func in operators.ORDERS) and not self._is_known(inputs[0]):
+            return self._assume_indices(func, args, kwargs, outs)
+        if func in operators.LIKE:
+            inputs = inputs[1:]
+        if func in operators.UNINITIALISED or not all(map(is_small, outs)):
+            return False
+        if any(each.requires_grad for each in inputs) and outs[0].dtype not in INTEGERS:
+            return False  # a weight: the optimizer changes it where nobody sees
+        is_in_place = any(out is each for out in outs for each in inputs)
+        if not is_in_place and all(self._bytes.is_known(out) for out in outs):
+            for out in outs:  # a view of something known, or a copy that was just made
+                self._bytes.know(out)
+            return True
+        read = inputs[1:] if func in operators.OVERWRITE else inputs
+        if not all(not each.is_cuda or self._bytes.is_known(each) for each in read):
+            return self._assume_good_numbers(func, outs)
+        result = self._on_host(func, args, kwargs)
+        if not is_in_place:
+            for out, value in zip(outs, tensors_in([result]), strict=True):
+                if out.shape != value.shape or out.dtype != value.dtype:
+                    return False
+                self._bytes.alias(out.detach()).copy_(value)
+        for out in outs:
+            self._bytes.know(out)
+        return True
+
+    def _assume_indices(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
+        """Which ones a learned gate chooses and in which order scores are is not known, but that they are indices is: a
+        script that counts them, expert by expert, must come to the right sum. All are chosen alike, or with `--assume
+        high` always the first; what is sorted stays in order."""
+        scores, indices = args[0], outs[-1]
+        position = 2 if func in operators.CHOOSES else 1
+        dim = kwargs.get("dim", args[position] if len(args) > position else -1)
+        size = scores.shape[dim] if scores.dim() else 0
+        if size == 0 or not is_small(indices) or (func in operators.CHOOSES and size > operators.MAX_CHOICES):
+            return False
+        self.unknown.note(func, scores)
+        last = indices.movedim(dim, -1)
+        k, num_rows = last.shape[-1], last.numel() // last.shape[-1]
+        is_spread = func in operators.CHOOSES and self._capture.options.assume != "high"
+        starts = torch.arange(num_rows) * k if is_spread else torch.zeros(num_rows, dtype=torch.int64)
+        chosen = (starts.unsqueeze(1) + torch.arange(k)) % size
+        self._bytes.alias(last.detach()).copy_(chosen.reshape(last.shape))
+        self._bytes.know(indices)
+        self._forget(outs[:-1])
+        return True
+
+    def _assume_good_numbers(self, func: Any, outs: list[Any]) -> bool:
+        """A script that asks whether a loss is finite trains on when it is: that is the run to estimate."""
+        if func not in operators.ASKS_FOR_GOOD_NUMBERS and func not in operators.ASKS_FOR_BAD_NUMBERS:
+            return False
+        for out in outs:
+            self._bytes.alias(out.detach()).fill_(func in operators.ASKS_FOR_GOOD_NUMBERS)
+            self._bytes.know(out)
+        return True
+
+    def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
+        host_args = self._to_host(tuple(args))
+        host_kwargs = {name: self._to_host(value) for name, value in kwargs.items()}
+        if func not in operators.RANDOM:
+            return func(*host_args, **host_kwargs)
+        # The GPU has a random generator of its own: the host's must not move.
+        host_state = torch.get_rng_state()
+        if self._random_state is not None:
+            torch.set_rng_state(self._random_state)
+        try:
+            return func(*host_args, **host_kwargs)
+        finally:
+            self._random_state = torch.get_rng_state()
+            torch.set_rng_state(host_state)
+
+    def _to_host(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._bytes.alias(value.detach()) if value.is_cuda else value
+        if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")):
+            return "cpu"
+        if isinstance(value, torch.Generator):
+            return None
+        if type(value) is tuple or type(value) is list:
+            return type(value)(self._to_host(each) for each in value)
+        return value
+
+    def _forget(self, tensors: Iterable[Any]) -> None:
+        for each in tensors:
+            if is_on_device(each):
+                with contextlib.suppress(Exception):  # no plain storage (sparse, functorch): nothing is known of it
+                    self._bytes.forget(each)
+
+    # ---- operators that need something else as well ----------------------------------------------------------------
+
+    def _special(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in operators.READS:
+            return self._read(func, args, kwargs)
+        if func in operators.SIZE_IS_DATA or func in self._suppresses_boxes:
+            out = self._with_size(func, args, kwargs)
+        elif func in operators.COPIES:
+            out = self._copy(func, args, kwargs)
+        elif func in operators.CHECKS_PROBABILITIES:
+            with self._answers.given(1):  # "are these probabilities?" Yes.
+                out = func(*args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
+        if func in operators.BATCH_NORM:
+            self._forget(args[3:5])  # the running statistics, which the kernel updates
+        elif func not in operators.CHECKS_GRADIENTS:  # found_inf stays as it was: training that works is estimated
+            if func is operators.SET_ITEM:
+                out = args[0]
+            self._settle(func, args, kwargs, out if isinstance(out, tuple | list) else (out,))
+        return None if func is operators.SET_ITEM else out
+
+    def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The virtual GPU cannot see types: while an integer tensor is copied, copies of any size are real."""
+        source: Any = args[1] if func is Tensor.copy_ and len(args) > 1 else args[0] if args else None
+        is_tensor = isinstance(source, Tensor)
+        is_real = not is_tensor or (source.dtype in INTEGERS and source.numel() <= MAX_INTEGERS)
+        if is_real:
+            self._bytes.real_copies(1)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            if is_real:
+                self._bytes.real_copies(0)
+        if is_tensor and source.is_cuda and type(out) is Tensor and out.device.type == "cpu":
+            if not self._is_known(source):
+                self.unknown.note(func, source)
+            elif not source.is_contiguous():  # a kernel gathered it before the copy
+                with no_subclasses(), torch.no_grad():
+                    out.copy_(self._bytes.alias(source.detach()))
+        return out
+
+    def _with_size(self, func: Any, args: Any, kwargs: Any) -> Any:
+        is_nms = func in self._suppresses_boxes
+        # Of nms the last tensor decides: as many scores as boxes.
+        decides = list(tensors_in(args))[::-1] if is_nms else what_decides_the_size(func, args)
+        if not any(each.is_cuda for each in decides):
+            return func(*args, **kwargs)
+        count = None
+        if all(not each.is_cuda or self._is_known(each) for each in decides):
+            count = self._count(func, args, kwargs, decides[0])
+        if count is None:
+            count = self.unknown.assume_size(func, decides[0], decides[0].numel())
+        with self._answers.given(count):
+            out = func(*args, **kwargs)
+        if is_nms:  # some versions count on the host, from what they copied back
+            out = out[:count]
+        self._answers.give_in_backward(count, args[0] if func is operators.SET_ITEM else out)
+        return out
+
+    def _count(self, func: Any, args: Any, kwargs: Any, mask: Any) -> int | None:
+        try:
+            with no_subclasses(), torch.no_grad():
+                if func in operators.SELECT_BY_MASK or func in operators.COUNTS_NONZERO:
+                    return int(self._bytes.alias(mask.detach()).count_nonzero())
+                result = next(tensors_in([self._on_host(func, args, kwargs)]))
+                if func in operators.MAXIMUM_IS_SIZE:
+                    return int(result.shape[-1]) - 1
+                return int(result.shape[kwargs.get("dim") or 0])
+        except Exception:  # what cannot be repeated on the host is not known
+            return None
+
+    # ---- reads -----------------------------------------------------------------------------------------------------
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        source = args[0]
+        if not is_on_device(source):
+            return func(*args, **kwargs)
+        if self._is_known(source):
+            out = func(*args, **kwargs)
+            if source.is_contiguous():
+                return out
+            with no_subclasses(), torch.no_grad():  # a kernel gathered it before the copy
+                return func(self._bytes.alias(source.detach()), *args[1:], **kwargs)
+        self.unknown.note(func, source)
+        if source.numel() > MAX_STAND_IN:
+            return func(*args, **kwargs)
+        with no_subclasses(), torch.no_grad():
+            self._bytes.alias(source.detach()).fill_(stand_in(source))
+            self._bytes.know(source)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._forget([source])
+
+    def _is_known(self, tensor: Any) -> bool:
+        try:
+            with no_subclasses():
+                return self._bytes.is_known(tensor)
+        except Exception:
+            return False
+
+
+def _is_tracing() -> bool:
+    """torch.compile looks at a function with tensors that have no memory."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def _take_modes() -> list[Any]:
+    """Empties the stack of modes; the outermost comes first."""
+    return [_pop_mode() for _ in range(_num_modes())][::-1]
+
+
+def what_decides_the_size(func: Any, args: Any) -> list[Any]:
+    """The tensors whose values set the result's size, the counted one first; empty if the shapes alone decide."""
+    if func is Tensor.__getitem__ or func is operators.SET_ITEM:
+        indices = args[1] if type(args[1]) is tuple else (args[1],)
+        return [each for each in indices if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
+    tensors = list(tensors_in(args))
+    if func in operators.SELECT_BY_MASK:
+        return tensors[1:]
+    if func in operators.COUNTS_NONZERO:
+        return tensors if len(tensors) == 1 and len(args) == 1 else []  # where(condition, x, y) keeps the shape
+    if func in (getattr(torch, "repeat_interleave", None), Tensor.repeat_interleave):
+        return tensors[-1:] if len(tensors) > 1 or len(args) == 1 else []
+    return tensors

@@ -1,0 +1,111 @@
+"""Finds variables that hold more GPU memory after each step (`keeper` lines): a list of losses, a sum of them.
+
+Looked at after each of the first steps: the variables of the functions that called the optimizer, and of their module.
+A container is one when it holds more tensors each time; a tensor, when autograd's graph of it goes back to the one
+that had its name a step before.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from collections import deque
+from types import FrameType
+from typing import Any
+
+from ..capture import Capture
+from ..where import OWN_FOLDERS, is_in_library
+from .modules import tensors_of
+
+_STEPS = 8
+"""A leak shows in so many; a long run is not slowed down by it."""
+_IN_A_ROW = 3
+_LARGEST = 10_000
+_MARK = "foretell_keeper"
+_OF_A_FUNCTION = 1
+"""inspect.CO_OPTIMIZED; the variables of a class body or an exec are in that very dict."""
+
+
+class Keepers:
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._counts: dict[tuple[str, str], list[int]] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def install(self, torch: Any) -> None:
+        """Called when CUDA is being initialised."""
+        self._tensor = torch.Tensor
+        self._capture.after_step.append(self._look)
+
+    def _look(self) -> None:
+        if self._capture.num_steps > _STEPS or sys.gettrace() is not None:  # a debugger writes what it sees back
+            return
+        seen: set[int] = set()
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not is_in_library(file) and not file.startswith((*OWN_FOLDERS, "<")):
+                if id(frame.f_globals) not in seen:
+                    seen.add(id(frame.f_globals))
+                    self._look_at(file, frame.f_globals)
+                if frame.f_locals is not frame.f_globals:
+                    self._look_at_locals(file, frame)
+            frame = frame.f_back
+
+    def _look_at_locals(self, file: str, frame: FrameType) -> None:
+        variables = frame.f_locals
+        self._look_at(file, variables)
+        # Before Python 3.13 it is a copy that the frame keeps: tensors the function lets go of would live on in it.
+        if isinstance(variables, dict) and frame.f_code.co_flags & _OF_A_FUNCTION:
+            variables.clear()
+
+    def _look_at(self, file: str, variables: dict[str, Any]) -> None:
+        for name, value in list(variables.items()):
+            if name.startswith("__"):
+                continue
+            what = f"a growing {type(value).__name__} of tensors"
+            if isinstance(value, list | tuple | set | deque):
+                count = self._num_tensors(value)
+            elif isinstance(value, dict):
+                count = self._num_tensors(value.values())
+            elif isinstance(value, self._tensor) and value.grad_fn is not None:
+                count = self._length_of_sum(name, value.grad_fn)
+                what = "a sum that keeps the graph of each step"
+            else:
+                continue
+            counts = self._counts.setdefault((file, name), [])
+            counts.append(count)
+            last = counts[-_IN_A_ROW:]
+            if len(last) == _IN_A_ROW and 0 < last[0] < last[1] < last[2]:
+                self._tell(file, name, what)
+
+    def _num_tensors(self, values: Any) -> int:
+        """Of the card; those in lists, tuples and dicts inside count too."""
+        if len(values) > _LARGEST:
+            return 0
+        return sum(tensor.is_cuda for value in values for tensor in tensors_of(value, self._tensor))
+
+    def _length_of_sum(self, name: str, node: Any) -> int:
+        """How many steps the sum with this name goes back."""
+        marks = [before.metadata.get(_MARK, {}) for before, _ in node.next_functions if before is not None]
+        length: int = 1 + max((mark.get(name, 0) for mark in marks), default=0)
+        node.metadata.setdefault(_MARK, {})[name] = length
+        return length
+
+    def _tell(self, file: str, name: str, what: str) -> None:
+        if (file, name) not in self._told:
+            self._told.add((file, name))
+            self._capture.journal.write("keeper", name=name, what=what, where=_line_that_adds(file, name) or file)
+
+
+def _line_that_adds(file: str, name: str) -> str | None:
+    """`losses.append(...)`, `total += ...`, `total = total + ...`, `seen[...] = ...`."""
+    word = re.escape(name)
+    adds = re.compile(
+        rf"\b{word}\s*(\.\s*(append|extend|insert|add|update|appendleft)\s*\(|\[[^]]*\]\s*=[^=]|[+-]=|=[^=].*\b{word}\b)"
+    )
+    for number, line in enumerate(linecache.getlines(file), start=1):
+        if adds.search(line):
+            return f"{file}:{number}"
+    return None

@@ -1,0 +1,82 @@
+"""Labels what models and optimizers hold: which address is which parameter, buffer, gradient or optimizer state.
+
+Gradients are labelled before an optimizer step, its state after it, parameters and buffers when a model is first
+called; all that is known once more when memory runs out and at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+from ..capture import Capture
+from .owners import Owners
+
+
+class Labels:
+    def __init__(self, capture: Capture, owners: Owners) -> None:
+        self._capture = capture
+        self._owners = owners
+        self._models: list[tuple[str, weakref.ref[Any]]] = []
+        self._names: dict[int, str] = {}
+        """Of parameters, by id; they live as long as their model."""
+
+    def install(self, torch: Any) -> None:
+        """Called when CUDA is being initialised."""
+        self._torch = torch
+        optimizer_module = sys.modules["torch.optim.optimizer"]
+        for handle in (
+            optimizer_module.register_optimizer_step_pre_hook(self._before_step),
+            optimizer_module.register_optimizer_step_post_hook(self._after_step),
+        ):
+            self._capture.patches.added("a hook around optimizer steps", handle.remove)
+        torch._C._cuda_attach_out_of_memory_observer(lambda *event: self._capture.guarded("labels", self._all_models))
+        self._capture.before_end.insert(0, self._all_models)
+
+    def model(self, name: str, module: Any) -> None:
+        """A root module is called for the first time."""
+        self._models.append((name, weakref.ref(module)))
+        self._of_model(name, module)
+
+    def _all_models(self) -> None:
+        for name, reference in self._models:
+            module = reference()
+            if module is not None:
+                self._of_model(name, module)
+
+    def _of_model(self, model: str, module: Any) -> None:
+        labels = []
+        for name, parameter in module.named_parameters():
+            full = self._names[id(parameter)] = f"{model}.{name}"
+            labels.append(("parameter", parameter, full))
+            if parameter.grad is not None:
+                labels.append(("gradient", parameter.grad, full))
+        labels += [("buffer", buffer, f"{model}.{name}") for name, buffer in module.named_buffers()]
+        self._owners.label(labels)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        labels = []
+        for parameter in self._parameters(optimizer):
+            name = self._names.get(id(parameter))
+            labels.append(("parameter", parameter, name))
+            if parameter.grad is not None:
+                labels.append(("gradient", parameter.grad, name))
+        self._owners.label(labels)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        is_tensor = self._torch.is_tensor
+        labels = []
+        for parameter, state in list(optimizer.state.items()):
+            if not isinstance(state, dict):
+                continue
+            owner = self._names.get(id(parameter))
+            for key, value in state.items():
+                values = value if isinstance(value, list | tuple) else (value,)
+                name = f"{owner} ({key})" if owner else str(key)
+                labels += [("optimizer_state", each, name) for each in values if is_tensor(each)]
+        self._owners.label(labels)
+
+    @staticmethod
+    def _parameters(optimizer: Any) -> list[Any]:
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,131 @@
+"""Marks the phases of a training: forward, backward, evaluation (the optimizer is marked by steps.py).
+
+Backward: the Python functions `torch.autograd.backward` and `torch.autograd.grad` are wrapped; `Tensor.backward` ends
+in the first. Forward and evaluation: a global forward pre-hook, present only until the first module with parameters
+on the GPU is called, which is the root of the model; a call with gradients disabled is an evaluation. Then the hook
+is taken away, so the modules inside run without it. It comes back after backward, after an optimizer step, at the
+next batch of a DataLoader, and it stays during an evaluation, since nothing else tells its end.
+
+A closure (LBFGS, Lightning) makes forward and backward run inside an optimizer step; they are marked all the same.
+
+The bytes are the same with it: the hook returns None and keeps nothing; `Module._call_impl` holds arguments and
+result in the same frame for the same time on both of its paths. (A TorchDispatchMode and full backward hooks do
+change bytes.)
+
+`torch.compile` looks at global hooks while it traces, so once the script has called it there is no hook any more, and
+the next batch of a DataLoader tells forward (gradients on) from evaluation (off) instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from functools import partial, wraps
+from typing import Any
+
+from ..capture import Capture
+from ..where import is_in_library
+
+
+class Phases:
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._torch: Any = None
+        self._hook: Any = None
+        self._cuda_is_up = False
+        self.num_evaluation_forwards = 0
+        """Grows with each root forward on the GPU with gradients disabled."""
+        self.num_backwards = 0
+
+    def install(self, torch: Any) -> None:
+        self._torch = torch
+        patches = self._capture.patches
+        patches.wrap(torch.autograd, "backward", self._as_backward)
+        patches.wrap(torch.autograd, "grad", self._as_backward)
+        patches.wrap(torch, "compile", self._noting_compilation)
+        patches.wrap(torch.nn.Module, "compile", self._noting_compilation)
+        patches.added("a hook before the next forward", self._stop_looking)
+        self._capture.after_step.append(self.look_for_forward)
+
+    def cuda_starts(self) -> None:
+        self._cuda_is_up = True
+        self.look_for_forward()
+
+    def look_for_forward(self) -> None:
+        """The next root forward is to be marked."""
+        if self._torch is None or not self._cuda_is_up:
+            return
+        if self._capture.is_compiling:
+            if self._capture.phase in ("other", "evaluation"):
+                self._mark_forward()
+        elif self._hook is None:
+            self._hook = self._torch.nn.modules.module.register_module_forward_pre_hook(self._before_module)
+
+    def _before_module(self, module: Any, args: Any) -> None:
+        if self._capture.phase == "backward" or not _is_on_gpu(module):
+            return
+        if self._capture.is_in_optimizer_step and not self._torch.is_grad_enabled():
+            return
+        self._mark_forward()
+        if self._capture.phase == "forward":
+            self._stop_looking()
+
+    def _mark_forward(self) -> None:
+        if self._torch.is_grad_enabled():
+            self._capture.enter("forward")
+        else:
+            self.num_evaluation_forwards += 1
+            self._capture.enter("evaluation")
+
+    def _stop_looking(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _as_backward(self, original: Any) -> Any:
+        @wraps(original)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            before = self._capture.phase
+            self._stop_looking()
+            self._capture.enter("backward")
+            self.num_backwards += 1
+            for call in self._capture.before_backward:
+                self._capture.guarded("backward", partial(call, (args, kwargs)))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if before == "backward":  # a backward inside another: the outer one goes on
+                    self._capture.enter("backward")
+                else:
+                    self._capture.enter("optimizer" if self._capture.is_in_optimizer_step else "other")
+                    if not self._capture.is_compiling:
+                        self.look_for_forward()
+
+        return marked
+
+    def _noting_compilation(self, original: Any) -> Any:
+        @wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            compiled = args[0] if args else kwargs.get("model")
+            if not is_library_function(compiled):
+                self._capture.is_compiling = True
+                self._stop_looking()
+                if isinstance(compiled, self._torch.nn.Module):
+                    self._capture.compiled.append(weakref.ref(compiled))
+                for call in self._capture.when_compiling:
+                    call()
+            return original(*args, **kwargs)
+
+        return noted
+
+
+def is_library_function(compiled: Any) -> bool:
+    """bitsandbytes and others have some compiled as soon as they are imported; that says nothing of the script.
+    None: a decorator with options, which calls again with the function."""
+    return compiled is None or (inspect.isfunction(compiled) and is_in_library(compiled.__code__.co_filename))
+
+
+def _is_on_gpu(module: Any) -> bool:
+    for parameter in module.parameters():
+        return bool(parameter.is_cuda)
+    return False

@@ -1,0 +1,87 @@
+"""Journals how the process ends, in `exception` and `end` lines.
+
+`atexit` runs its functions last in, first out, and this one is registered before the script's first line: the
+script's own exit handlers and multiprocessing's come first. It runs after a return, sys.exit, an exception and our
+own early end; not after os._exit or a signal, which the reader sees by the missing line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from ..capture import Capture
+from ..where import where_raised
+
+
+class ProcessEnd:
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._pid = os.getpid()
+        self._reported: BaseException | None = None
+
+    def install(self) -> None:
+        atexit.register(self._at_exit)
+        patches = self._capture.patches
+        patches.added("atexit", lambda: atexit.unregister(self._at_exit))
+        patches.wrap(sys, "excepthook", self._watching_main_thread)
+        patches.wrap(threading, "excepthook", self._watching_other_threads)
+
+    def _watching_main_thread(self, previous: Any) -> Any:
+        def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            self._report(error, traceback)
+            previous(kind, error, traceback)
+
+        return excepthook
+
+    def _watching_other_threads(self, previous: Any) -> Any:
+        def excepthook(args: Any) -> None:
+            if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+                self._capture.journal.write("exception", thread=True, **describe(args.exc_value, args.exc_traceback))
+            previous(args)
+
+        return excepthook
+
+    def _report(self, error: BaseException, traceback: TracebackType | None) -> None:
+        if error is not self._reported:
+            self._reported = error
+            self._capture.journal.write("exception", **describe(error, traceback))
+
+    def _at_exit(self) -> None:
+        # The interpreter sets sys.last_value itself, so a script that replaced sys.excepthook is covered too.
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException) and os.getpid() == self._pid:
+            self._report(error, error.__traceback__)
+        if not (self._capture.journal.is_open or self._capture.journal.is_main):
+            return
+        for call in self._capture.before_end:
+            try:
+                call()
+            except Exception as failure:
+                self._capture.hook_failed("process exit", failure)
+        self._capture.journal.write(
+            "end",
+            steps=self._capture.num_steps,
+            phases=self._capture.phases_seen,
+            **self._capture.end_values(),
+            seconds={
+                "import_torch": round(self._capture.import_torch_seconds, 6),
+                "script": round(time.monotonic() - self._capture.started, 6),
+            },
+        )
+
+
+def describe(error: BaseException, traceback: TracebackType | None) -> dict[str, Any]:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return {
+        "type": name,
+        "message": str(error),
+        "where": where_raised(traceback),
+        "is_oom": kind.__name__ == "OutOfMemoryError",
+    }

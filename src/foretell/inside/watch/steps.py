@@ -1,0 +1,62 @@
+"""Counts optimizer steps and marks the `optimizer` phase, with torch.optim's own global hooks.
+
+Any subclass of `torch.optim.Optimizer` passes through them, whoever calls it (Trainer, Lightning, accelerate,
+GradScaler).
+
+With several optimizers (a GAN), a step is one step of the leader: the first optimizer seen. Another takes over when
+the leader is gone, or when the other steps twice while the leader does not step at all.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+from ..capture import Capture
+from .peaks import Peaks
+
+
+class Steps:
+    def __init__(self, capture: Capture, peaks: Peaks) -> None:
+        self._capture = capture
+        self._peaks = peaks
+        self._leader: weakref.ref[Any] | None = None
+        self._others: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._phase_before = "other"
+
+    def install(self) -> None:
+        optimizer_module = sys.modules["torch.optim.optimizer"]  # torch.optim deletes the name after importing it
+        for handle in (
+            optimizer_module.register_optimizer_step_pre_hook(self._before),
+            optimizer_module.register_optimizer_step_post_hook(self._after),
+        ):
+            self._capture.patches.added("a hook around optimizer steps", handle.remove)
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._phase_before = self._capture.phase
+        self._capture.is_in_optimizer_step = True
+        self._capture.enter("optimizer")
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._capture.is_in_optimizer_step = False
+        # An optimizer that steps inside backward (one per parameter) does not end the backward phase.
+        counts = self._is_counted(optimizer)
+        if counts:
+            index = self._capture.num_steps
+            self._capture.num_steps += 1
+            self._capture.journal.write("step", index=index, devices=self._peaks.devices())
+        self._capture.enter("backward" if self._phase_before == "backward" else "other")
+        if counts:
+            for call in self._capture.after_step:
+                self._capture.guarded("optimizer steps", call)
+            self._capture.last_after_step()
+
+    def _is_counted(self, optimizer: Any) -> bool:
+        leader = self._leader() if self._leader is not None else None
+        if leader is None or optimizer is leader or optimizer in self._others:
+            self._leader = weakref.ref(optimizer)
+            self._others.clear()
+            return True
+        self._others.add(optimizer)
+        return False

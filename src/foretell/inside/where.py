@@ -1,0 +1,67 @@
+"""Where the user's code is: `file:line` of the innermost frame that is not in a library."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from types import FrameType, TracebackType
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OWN_FOLDERS = tuple(
+    os.path.join(_PACKAGE, name) + os.sep for name in ("inside", "engines", "rules", "allocator", "protocol")
+)
+"""The folders of foretell that run in the user's process."""
+
+
+def _library_folders() -> tuple[str, ...]:
+    """The standard library, and every folder of installed packages: those of this Python and, in an environment that
+    stands on another one, those that `site` has added to the path."""
+    known = sysconfig.get_paths()
+    folders = [known[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [path for path in sys.path if path.rstrip(os.sep).endswith(("site-packages", "dist-packages"))]
+    return tuple(dict.fromkeys(folder.rstrip(os.sep) + os.sep for folder in folders))
+
+
+LIBRARY_FOLDERS = _library_folders()
+
+
+def where_now() -> str | None:
+    """Where the user's code is; where the main thread is if this one (autograd's) has no frames of the user's."""
+    found = _where(_outwards(sys._getframe(1)))
+    if found is not None and found[1]:
+        return found[0]
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    from_main = _where(_outwards(main))
+    return (from_main or found or (None, False))[0]
+
+
+def where_raised(traceback: TracebackType | None) -> str | None:
+    places = []
+    while traceback is not None:
+        places.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    found = _where(places[::-1])
+    return found[0] if found else None
+
+
+def is_in_library(file: str) -> bool:
+    return file.startswith(LIBRARY_FOLDERS)
+
+
+def _outwards(frame: FrameType | None) -> list[tuple[str, int]]:
+    places = []
+    while frame is not None:
+        places.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return places
+
+
+def _where(places: list[tuple[str, int]]) -> tuple[str, bool] | None:
+    """(place, whether it is the user's), innermost first; without a frame of the user's the innermost of all."""
+    places = [place for place in places if not place[0].startswith((*OWN_FOLDERS, "<frozen"))]
+    for file, line in places:
+        if not is_in_library(file) and os.path.isabs(file):
+            return f"{file}:{line}", True
+    return (f"{places[0][0]}:{places[0][1]}", False) if places else None

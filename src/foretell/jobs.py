@@ -1,0 +1,169 @@
+"""A job: what to run, where, and on which card. One record, which travels as JSON and can be looked up by its key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from foretell.errors import UsageError
+from foretell.plain import from_plain, to_plain
+from foretell.records import Engine, Gpu, LibraryBytes, Profile
+
+SCHEMA = "foretell.job/1"
+Steps = Literal["auto", "all"] | int
+Events = Literal["late", "early"]
+Assumption = Literal["low", "typical", "high"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """How a run is watched. Those that the watched process is told are defined in `protocol/options.py` too."""
+
+    steps: Steps = "auto"
+    skip_init: bool = True
+    """Skip weight initialisation where that cannot change what the script does."""
+    overlay: bool = True
+    """Send the files the script writes to a scratch folder."""
+    offline: bool = True
+    """Keep trackers and hubs offline."""
+    history: bool = True
+    attribution: bool = True
+    """Tell who holds the memory: modules, parameters, gradients, optimizer state."""
+    values: bool = True
+    events: Events = "late"
+    """When work on another stream counts as done: as late as a real card could be, or at once."""
+    assume: Assumption = "typical"
+    """Where a value that is not known decides a size: none, half or all of the elements."""
+    engine: Engine | Literal["auto"] = "auto"
+    """`auto`: the virtual GPU, and the CPU engine where torch has no CUDA."""
+    execute: bool = False
+    """The CPU engine really computes, on the CPU."""
+    timeout_seconds: float | None = None
+    most_host_bytes: int | None = None
+    """Of the machine's own memory: a run that takes more is ended."""
+    stdout: Literal["inherit", "stderr", "file"] = "inherit"
+    """Where the script's standard output goes; `stderr` when ours carries the result; `file`: with its standard error
+    to `output.txt` in the capture folder, as all forks of a warm process write it."""
+    survey: bool = False
+    """Note what of the training could be done otherwise (`inside/watch/survey.py`)."""
+    alternatives: tuple[str, ...] = ()
+    """What is done otherwise than the script says (`inside/change/alternatives.py`)."""
+    phases: bool = True
+    guards: bool = True
+    """Refuse what cannot be estimated: several ranks, a card torch has no kernels for."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, int) and self.steps < 1:
+            raise UsageError(f"--steps {self.steps}: must be a number (1 or more), auto or all.")
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise UsageError(f"--timeout {self.timeout_seconds:g}: must be more than 0 seconds.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to run, where, and on which card. Checked when made; whether the script exists is seen when it runs."""
+
+    command: tuple[str, ...]
+    """As after `foretell run`: SCRIPT.py, -m MODULE or COMMAND, each with its arguments. With `call`: its name."""
+    gpu: Gpu
+    call: bytes = b""
+    """A function to call instead of a command, as `runs.pickled` makes it."""
+    cwd: Path | None = None
+    """The working folder, which relative paths in the command start from; None: that of whoever runs the job."""
+    environment: tuple[tuple[str, str | None], ...] = ()
+    """Variables that differ from those of whoever runs the job; None: not set."""
+    context_bytes: int | None = None
+    """What an empty CUDA process takes; None: as the profile measured it, else a guess for the card."""
+    used_by_others_bytes: int = 0
+    """Of the card, by whoever else is on it."""
+    profile: Profile | None = None
+    options: CaptureOptions = CaptureOptions()
+
+    def __post_init__(self) -> None:
+        command: object = self.command
+        if isinstance(command, str):
+            raise UsageError(f"a command must be a list of words: {command.split()!r}")
+        if not self.command:
+            raise UsageError(
+                "nothing to run. Give a script, -m MODULE or a command: foretell run --gpu rtx-3060 train.py"
+            )
+        for name, value in self.environment:
+            if not name or "=" in name or "\0" in name + (value or ""):
+                raise UsageError(f"{name!r}={value!r} is not a variable: its name must not be empty or contain '='.")
+        if self.profile is not None and self.profile.device_name != self.gpu.device_name:
+            raise UsageError(
+                f"the profile was measured on {self.profile.device_name}, but --gpu is {self.gpu.device_name}. Omit "
+                "--gpu to use the GPU of the profile."
+            )
+        taken = {"--context": self.empty_process_bytes, "--used-by-others": self.used_by_others_bytes}
+        for option, size in taken.items():
+            if size < 0:
+                raise UsageError(f"{option} {size} bytes: must be 0 or more.")
+            if size >= self.gpu.total_bytes and (option != "--context" or self.is_context_given):
+                raise UsageError(f"{option} {size} bytes: {self.gpu.name} has only {self.gpu.total_bytes} bytes.")
+
+    @property
+    def empty_process_bytes(self) -> int:
+        if self.context_bytes is not None:
+            return self.context_bytes
+        return self.gpu.context_bytes if self.profile is None else self.profile.context_bytes
+
+    @property
+    def is_context_given(self) -> bool:
+        """Somebody said or measured what an empty process takes, so nothing about it is a guess."""
+        return self.context_bytes is not None or self.profile is not None
+
+    @property
+    def folder(self) -> Path:
+        return Path.cwd() if self.cwd is None else self.cwd
+
+    def variables(self) -> dict[str, str]:
+        """All of the environment the command would have without foretell."""
+        merged: dict[str, str | None] = {**os.environ, **dict(self.environment)}
+        return {name: value for name, value in merged.items() if value is not None}
+
+    # --- as JSON ------------------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        """The same for equal jobs, on every machine."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:24]
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": SCHEMA, **to_plain(self)}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        try:
+            document = json.loads(text)
+            schema = document.pop("schema", None) if isinstance(document, dict) else None
+            if schema != SCHEMA:
+                raise ValueError(f"the schema is {schema!r} instead of {SCHEMA!r}")
+            return from_plain(cls, document)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"not a job: {error}. Write one with `Job.to_json`.") from None
+
+
+def changes(environment: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
+    """As `Job.environment` holds them."""
+    return tuple(sorted((str(name), None if value is None else str(value)) for name, value in environment.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureResult:
+    """A job that has run on the virtual GPU, and where it left what it knew."""
+
+    job: Job
+    directory: Path
+    command: tuple[str, ...]
+    """What was started: the words of the job, resolved."""
+    libraries: LibraryBytes
+    exit_status: int
+    """Of the command, as `subprocess` counts: negative means killed by that signal."""
+    is_timed_out: bool
+    seconds: float

@@ -1,0 +1,245 @@
+"""The journal `journal-<pid>.jsonl`: which kinds of lines there are, what each carries, and how to read them.
+
+Every line is a JSON object with `kind` and `time_us` (Unix time, microseconds). The watched process writes them
+(`inside/journal.py`). A killed process may leave half a line at the end; the readers skip it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class Key:
+    """What a kind of line carries under one name."""
+
+    __slots__ = ("is_optional", "meaning", "type")
+
+    def __init__(self, type: str, meaning: str = "", *, is_optional: bool = False) -> None:
+        assert all(each in TYPES for each in type.split(" | ")), type
+        self.type = type
+        """One of TYPES, or several with ` | ` between them."""
+        self.meaning = meaning
+        self.is_optional = is_optional
+
+
+class Kind:
+    __slots__ = ("is_early", "keys", "meaning", "names", "required")
+
+    def __init__(self, meaning: str, keys: dict[str, Key], *, is_early: bool = False) -> None:
+        self.meaning = meaning
+        self.keys = keys
+        self.is_early = is_early
+        """Kept back in a process that may turn out not to matter, as a DataLoader worker."""
+        self.names = frozenset(keys)
+        self.required = frozenset(name for name, key in keys.items() if not key.is_optional)
+
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (int, float),
+    "list": (list, tuple),
+    "object": (dict,),
+    "null": (type(None),),
+}
+"""JSON's, by the names of Python."""
+
+DEVICES = Key(
+    "list", "`[{device, allocated_bytes, reserved_bytes, peak_allocated_bytes, peak_reserved_bytes}]`; peaks since the "
+    "process began",
+)  # fmt: skip
+WHERE = Key("str | null", "`file:line` of the user's code")
+
+KINDS: dict[str, Kind] = {
+    "process": Kind(
+        "the process has started",
+        {
+            "pid": Key("int"),
+            "argv": Key("list"),
+            "executable": Key("str"),
+            "python": Key("str", "version"),
+            "library_folders": Key("list", "where this Python keeps libraries: code elsewhere is the user's"),
+            "own_folders": Key("list", "where the code of foretell lies that runs in this process"),
+        },
+        is_early=True,
+    ),
+    "torch": Kind(
+        "torch has been imported",
+        {
+            "version": Key("str"),
+            "cuda": Key("str | null"),
+            "cudnn": Key("int | null"),
+            "engine": Key("str", "`virtual` or `cpu`"),
+        },
+        is_early=True,
+    ),
+    "cuda": Kind(
+        "the GPU is used for the first time",
+        {
+            "device_count": Key("int"),
+            "arch_list": Key("list", "what this torch has kernels for"),
+            "cublas_workspace_config": Key("str | null", "CUBLAS_WORKSPACE_CONFIG at that time"),
+        },
+    ),
+    "allocator": Kind(
+        "the settings of PyTorch's allocator, when CUDA starts and whenever the script changes them",
+        {
+            "settings": Key("str", "in the syntax of PYTORCH_ALLOC_CONF"),
+            "backend": Key("str", "`native` or `cudaMallocAsync`"),
+        },
+    ),
+    "cudnn": Kind("the CPU engine has found a cuDNN to ask for workspaces", {"version": Key("int")}),
+    "phase": Kind("a phase begins", {"phase": Key("str", "see PHASES"), "step": Key("int", "it belongs to this one")}),
+    "step": Kind("the optimizer has stepped", {"index": Key("int"), "devices": DEVICES}),
+    "operators": Kind("progress of the CPU engine with `execute`", {"count": Key("int", "computed so far")}),
+    "oom": Kind(
+        "PyTorch has raised an out-of-memory error",
+        {
+            "step": Key("int"),
+            "phase": Key("str"),
+            "requested_bytes": Key("int"),
+            "message": Key("str"),
+            "where": WHERE,
+            "free_bytes": Key("int"),
+            "total_bytes": Key("int"),
+            "device": Key("int"),
+        },
+    ),
+    "exception": Kind(
+        "an exception has left the script, or one of its threads",
+        {
+            "type": Key("str"),
+            "message": Key("str"),
+            "where": WHERE,
+            "is_oom": Key("bool"),
+            "thread": Key("bool", "it ended a thread other than the main one", is_optional=True),
+        },
+    ),
+    "unknown_read": Kind(
+        "the script has read a value that the virtual GPU never computed",
+        {
+            "bytes": Key("int"),
+            "where": WHERE,
+            "what": Key("str", "operator, and what the value decides"),
+            "count": Key("int"),
+        },
+    ),
+    "unimplemented": Kind(
+        "the script has called a CUDA function that the virtual GPU lacks; foretell exits with 2",
+        {"name": Key("str"), "operator": Key("str | null"), "where": WHERE},
+    ),
+    "redirected_write": Kind(
+        "the script has changed a file, which went to the overlay",
+        {"path": Key("str"), "change": Key("str", "`write` or `delete`")},
+    ),
+    "not_sent": Kind("a tracker or hub was kept offline", {"what": Key("str")}),
+    "ended_early": Kind(
+        "enough steps have been seen",
+        {"how": Key("str", "`loader`, `trainer`, `lightning`, `exit`"), "step": Key("int"), "what": Key("str")},
+    ),
+    "unsupported": Kind(
+        "the run cannot be estimated; foretell exits with 2", {"what": Key("str"), "hint": Key("str")}
+    ),
+    "survey": Kind(
+        "what could be done otherwise; with the option `survey`",
+        {
+            "repeated_class": Key("str | null", "whose instances keep the most for the backward pass"),
+            "repeated_count": Key("int"),
+            "repeated_bytes": Key("int"),
+            "is_autocast": Key("bool"),
+            "parameter_bytes": Key("object", "by dtype"),
+            "optimizers": Key("list"),
+            "keeps_gradients": Key("bool"),
+            "late_gradient_bytes": Key("int"),
+            "has_smaller_batch": Key("bool"),
+            "has_bitsandbytes": Key("bool"),
+        },
+    ),
+    "alternative": Kind(
+        "a change of the option `alternatives` was made",
+        {
+            "name": Key("str", "as before the `=`"),
+            "by": Key("str", "checkpoint: `class` or `model`", is_optional=True),
+        },
+    ),
+    "keeper": Kind(
+        "a variable holds more GPU memory after each step",
+        {
+            "name": Key("str"),
+            "what": Key("str", "`a list of tensors that grows`"),
+            "where": Key("str", "the line that adds to it, else its file"),
+        },
+    ),
+    "caveat": Kind("something the reader of the estimate should know", {"text": Key("str")}),
+    "end": Kind(
+        "the process ends",
+        {
+            "steps": Key("int"),
+            "phases": Key("list", "those seen"),
+            "devices": Key("list", "as in `step`", is_optional=True),
+            "seconds": Key("object", "`{import_torch, script}`"),
+        },
+    ),
+}
+
+
+def mistake_in(kind: str, values: dict[str, Any]) -> str | None:
+    """What is wrong with the names in a line; cheap enough for every line that is written."""
+    known = KINDS.get(kind)
+    if known is None:
+        return f"there is no kind {kind!r}"
+    if known.required <= values.keys() <= known.names:
+        return None
+    missing, unknown = sorted(known.required - values.keys()), sorted(values.keys() - known.names)
+    return f"{kind}: missing keys {missing}, unknown keys {unknown}"
+
+
+def mistake_in_types(kind: str, values: dict[str, Any]) -> str | None:
+    """For tests: also looks at the type of each value."""
+    for name, value in values.items():
+        types = KINDS[kind].keys[name].type.split(" | ")
+        # In Python a boolean is an integer; in the journal it is not.
+        if not any(isinstance(value, TYPES[each]) and (each == "bool") >= isinstance(value, bool) for each in types):
+            return f"{kind}: {name} is {value!r}, not {' | '.join(types)}"
+    return None
+
+
+def read_journal(path: Any) -> list[dict[str, Any]]:
+    """All whole lines."""
+    with open(path, "rb") as file:
+        return _parsed(file.read())
+
+
+class JournalReader:
+    """Reads a journal while it is being written."""
+
+    def __init__(self, path: Any) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read_new(self) -> list[dict[str, Any]]:
+        """The whole lines added since the last call."""
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return _parsed(whole)
+
+
+def _parsed(data: bytes) -> list[dict[str, Any]]:
+    texts = [text for text in data.decode("utf-8", errors="replace").split("\n") if text.strip()]
+    try:
+        lines = json.loads(f"[{','.join(texts)}]")  # all at once takes half the time
+    except ValueError:
+        lines = [line for text in texts for line in _parsed_line(text)]
+    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("kind"), str)]
+
+
+def _parsed_line(text: str) -> list[Any]:
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return []

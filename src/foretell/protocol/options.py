@@ -1,0 +1,77 @@
+"""The options of a capture, as `FORETELL_CAPTURE` carries them to the watched process, and its other variables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class Option:
+    __slots__ = ("default", "meaning", "values")
+
+    def __init__(self, default: Any, values: str, meaning: str) -> None:
+        self.default = default
+        self.values = values
+        self.meaning = meaning
+
+
+OPTIONS: dict[str, Option] = {
+    "directory": Option(None, "a path", "the capture folder; has no default"),
+    "steps": Option("auto", '`"auto"`, `"all"` or a number', "when training has been seen for long enough"),
+    "skip_init": Option(True, "a boolean", "skip weight initialisation where that changes nothing the script does"),
+    "overlay": Option(True, "a boolean", "send the files the script writes to the overlay"),
+    "offline": Option(True, "a boolean", "keep trackers and hubs offline"),
+    "history": Option(True, "a boolean", "record PyTorch's memory history"),
+    "attribution": Option(True, "a boolean", "note who holds the memory"),
+    "values": Option(True, "a boolean", "compute the small values that decide what the script does"),
+    "assume": Option(
+        "typical", '`"low"`, `"typical"` or `"high"`', "how many elements an unknown mask selects: none, half or all"
+    ),
+    "engine": Option("auto", '`"auto"`, `"virtual"` or `"cpu"`', "`auto`: the CPU engine where torch has no CUDA"),
+    "execute": Option(False, "a boolean", "the CPU engine computes every value"),
+    "survey": Option(False, "a boolean", "note what of the training could be done otherwise"),
+    "alternatives": Option((), '`["autocast=bfloat16"]`', "changes to make to the training"),
+    "phases": Option(True, "a boolean", "mark forward and backward; off only in tests"),
+    "guards": Option(
+        True, "a boolean", "refuse what cannot be estimated: several ranks, a card torch has no kernels for"
+    ),
+}
+
+VARIABLES: dict[str, tuple[str, str]] = {
+    "LD_PRELOAD": (
+        "virtual",
+        "the virtual GPU: `libcuda.so.1` (driver, runtime, cuBLAS, cuDNN, NCCL, CUPTI) and `libnvidia-ml.so.1` (NVML)",
+    ),
+    "FORETELL_DEVICE": ("virtual", "the card, as `key=value;key=value` (see `virtual/environment.py`)"),
+    "FORETELL_LOG": ("virtual", "path prefix of the native log; empty or absent: nothing is logged"),
+    "FORETELL_WORKSPACES": (
+        "runs",
+        "with `--profile`: a file, one convolution a line, with the workspace it took on a real card",
+    ),
+    "FORETELL_CAPTURE": ("runs", "the options below, as JSON"),
+    "PYTHONPATH": (
+        "runs",
+        "`inside/bootstrap` first: its `sitecustomize.py` loads `inside` by path, then the user's own `sitecustomize`",
+    ),
+    "TRITON_LIBCUDA_PATH": ("runs", "`linker/` of the capture folder"),
+    "TORCHINDUCTOR_CACHE_DIR": (
+        "runs",
+        "`~/.cache/foretell/compiled/inductor`: a real GPU must not find what was tuned on a virtual one",
+    ),
+    "TRITON_CACHE_DIR": ("runs", "`~/.cache/foretell/compiled/triton`, for the same reason"),
+}
+"""What is set for the watched process: by which package, and what for."""
+
+
+def encode(directory: Any, options: object) -> str:
+    """The value of FORETELL_CAPTURE; what `options` has no attribute for keeps its default."""
+    given = {name: getattr(options, name) for name in OPTIONS if hasattr(options, name)}
+    return json.dumps({**given, "directory": str(directory)})
+
+
+def complete(given: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, and the defaults of the others."""
+    unknown = sorted(given.keys() - OPTIONS.keys())
+    if unknown or "directory" not in given:
+        raise ValueError(f"not options of a capture: {unknown}" if unknown else "a capture needs a directory")
+    return {**{name: option.default for name, option in OPTIONS.items()}, **given}

@@ -1,0 +1,48 @@
+"""How much memory cuDNN takes for a convolution where there is no cuDNN to ask: the rule read off newer versions
+(convolution_plans.py) or the older one, fitted to measured runs."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ..versions import PLANNED_CONVOLUTIONS, Version
+from .convolution import Convolution, Sizes
+from .convolution_plans import planned_workspace
+
+
+def workspace_by_rule(convolution: Convolution, compute_capability: tuple[int, int], torch_version: Version) -> int:
+    """In bytes."""
+    if len(convolution.x) != 4:
+        return 0  # no rule for videos
+    if not PLANNED_CONVOLUTIONS.holds_in(torch_version):
+        return fitted_workspace(convolution, compute_capability)
+    return planned_workspace(convolution, compute_capability)
+
+
+def fitted_workspace(convolution: Convolution, compute_capability: tuple[int, int]) -> int:
+    """The rule of native/libraries/convolution.c, fitted to fp32 runs on an A100 (sm80): tensor-core engines copy x, y
+    and w into NHWC with channels padded to 4. On other cards no rule was found that beats none."""
+    x, y, w = convolution.x, convolution.y, convolution.w
+    if compute_capability != (8, 0) or len(x) != 4 or convolution.element_bytes != 4:
+        return 0
+    channels_in, channels_out, filter_size = x[1], y[1], w[2] * w[3]
+    if w[1] != channels_in or channels_in <= 4 or filter_size == 1:  # grouped, first layer, 1x1
+        return 0
+    weights = 4 * _padded(channels_out) * _padded(channels_in) * filter_size
+    copies = 4 * (_padded_elements(x) + _padded_elements(y)) + weights
+    low, high = sorted((channels_in, channels_out))
+    if convolution.direction == "data":
+        return 2 * copies if high > 42 and channels_out <= 128 else copies
+    if low <= 40:
+        return 0
+    tiles = -(-channels_in * filter_size // 128) * -(-channels_out // 128)
+    # Partial sums, where few tiles are at work.
+    return copies + 3 * weights if convolution.direction == "weights" and tiles <= 432 else copies
+
+
+def _padded(channels: int) -> int:
+    return -(-channels // 4) * 4
+
+
+def _padded_elements(shape: Sizes) -> int:
+    return prod((shape[0], _padded(shape[1]), *shape[2:]))

@@ -1,0 +1,37 @@
+"""What cuDNN's recurrent nets take: the sizes of native/libraries/cudnn_rnn.c, from shapes alone. They are not
+documented, so they are what the computation has to keep."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Kind = Literal["lstm", "gru", "rnn"]
+_GATES: dict[Kind, int] = {"lstm": 4, "gru": 3, "rnn": 1}
+
+
+def recurrent_workspace(kind: Kind, *, samples: int, hidden: int, directions: int, element_bytes: int) -> int:
+    """The gates' inputs of one layer for all steps, computed by one product. `samples`: of all steps."""
+    return samples * _GATES[kind] * hidden * directions * element_bytes
+
+
+def recurrent_reserve(
+    kind: Kind,
+    *,
+    samples: int,
+    hidden: int,
+    projection: int,
+    layers: int,
+    directions: int,
+    has_dropout: bool,
+    element_bytes: int,
+) -> int:
+    """Kept for the backward pass: gates, cell and hidden state of every layer, and with dropout the dropped inputs of
+    all but the first. `projection`: 0 without one."""
+    kept = (_GATES[kind] + (2 if kind == "lstm" else 1)) * hidden + projection
+    dropped = (layers - 1) * (projection or hidden) * directions if has_dropout else 0
+    return samples * (kept * layers * directions + dropped) * element_bytes
+
+
+def dropout_states(num_sms: int, threads_per_sm: int) -> int:
+    """One random state for each thread the card can run at once."""
+    return num_sms * threads_per_sm * 16

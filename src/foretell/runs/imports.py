@@ -1,0 +1,37 @@
+"""What a warm process imports before a fork: what takes long, and the run would import anyway."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+_WORTH_IMPORTING = {
+    "torchvision": ("torchvision",),
+    "timm": ("torchvision", "timm"),
+    "transformers": ("transformers", "torch._inductor.compile_fx", "torch.distributed.tensor", "scipy.optimize"),
+    "bitsandbytes": ("torch._inductor.compile_fx",),
+}
+"""By what the script names. Not accelerate nor what imports it: where deepspeed is installed they would remember that
+the warm process has none. Of bitsandbytes, which itself initialises CUDA, what takes longest of its import."""
+
+
+def worth_importing(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
+    """Of `python SCRIPT ...` or `python -m MODULE ...`, by the imports in its first file."""
+    source = _source(words, cwd)
+    named = re.findall(r"^\s*(?:import|from)\s+(\w+)", source, re.MULTILINE)
+    return tuple(dict.fromkeys(module for name in named for module in _WORTH_IMPORTING.get(name, ())))
+
+
+def _source(words: Sequence[str], cwd: Path) -> str:
+    if words[0] == "-m":
+        place = cwd.joinpath(*words[1].split("."))
+        paths = [place / "__main__.py", place.with_suffix(".py")]
+    else:
+        paths = [cwd / words[0], cwd / words[0] / "__main__.py"]
+    for path in paths:
+        try:
+            return path.read_text(errors="replace")
+        except OSError:
+            continue
+    return ""

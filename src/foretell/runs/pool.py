@@ -1,0 +1,178 @@
+"""Many jobs at once: workers that each hold warm processes, on this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from foretell.errors import UnsupportedError, UsageError
+from foretell.runs.warm import Warm
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+Workers = int | str
+"""So many on this machine, or a Ray cluster: `ray` (that of $RAY_ADDRESS, or one on this machine) or `ray://HOST:PORT`."""
+
+
+def parse_workers(text: str) -> Workers:
+    """What `--workers` takes."""
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    if text == "ray" or (text.startswith("ray://") and len(text) > len("ray://")):
+        return text
+    raise UsageError(f"--workers {text}: must be a number (1 or more), ray, or the address of a Ray cluster (ray://HOST:PORT).")
+
+
+class Pool:
+    """`work(item, warm)` for many items. It does what it likes with its item, most often `api.run(job, warm=warm)`, and
+    must be a function that can be pickled, as its items and results must, where the workers are on a cluster."""
+
+    def __init__(self, workers: Workers, *, modules: Sequence[str] = ()) -> None:
+        """`modules`: as `Warm` takes them."""
+        self._disconnect: Callable[[], None] = lambda: None
+        self._workers: list[_Worker]
+        if isinstance(workers, int):
+            self._workers = [_LocalWorker(modules) for _ in range(workers)]
+        else:
+            self._disconnect = _connect(workers)
+            self._workers = _on_ray(workers, modules)
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="foretell-worker")
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._workers)
+
+    def submit(self, work: Callable[[_Item, Warm], _Result], item: _Item) -> Future[_Result]:
+        """What waits can be cancelled (`Future.cancel`); what runs has its time limit, and ends with `close`."""
+        return self._threads.submit(self._run, work, item)
+
+    def map(self, work: Callable[[_Item, Warm], _Result], items: Iterable[_Item]) -> Iterator[tuple[_Item, _Result]]:
+        """As they come. A problem of one raises here, and the rest is cancelled."""
+        waiting = {self.submit(work, item): item for item in items}
+        try:
+            for done in as_completed(waiting):
+                yield waiting.pop(done), done.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        """Cancels what waits, ends what runs, and all processes of the workers."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
+        self._threads.shutdown(wait=True)
+        self._disconnect()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self, work: Callable[[_Item, Warm], _Result], item: _Item) -> _Result:
+        worker = self._idle.get()  # there are as many threads as workers
+        try:
+            result: _Result = worker.run(work, item)
+            return result
+        finally:
+            self._idle.put(worker)
+
+
+class _Worker(Protocol):
+    def run(self, work: Callable[[Any, Warm], Any], item: Any) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class _LocalWorker:
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._warm = Warm(modules=modules)
+
+    def run(self, work: Callable[[Any, Warm], Any], item: Any) -> Any:
+        return work(item, self._warm)
+
+    def close(self) -> None:
+        self._warm.close()
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+_REACH_SECONDS = 10.0
+_SET_BY_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+"""In the processes of its workers; the jobs there are to have what they have here."""
+
+
+def _connect(address: str) -> Callable[[], None]:
+    """Gives back how to undo it; a connection that was there before stays."""
+    try:
+        import ray
+    except ImportError:
+        raise UnsupportedError(f"--workers {address} needs Ray: pip install 'foretell[ray]'.") from None
+    if ray.is_initialized():
+        return lambda: None
+    where = address if "://" in address else os.environ.get("RAY_ADDRESS", "auto")
+    try:
+        _reach(where)
+        ray.init(address=where, log_to_driver=False, logging_level="error")
+    except Exception as error:  # Ray has no class of its own for it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UnsupportedError(
+            f"--workers {address}: no Ray cluster responds ({reason}). Start one (ray start --head), set "
+            "RAY_ADDRESS, or give a number of workers on this machine."
+        ) from None
+    return lambda: ray.shutdown()
+
+
+def _on_ray(address: str, modules: Sequence[str]) -> list[_Worker]:
+    """One worker for each of the cluster's CPUs."""
+    import ray
+
+    num_cpus = int(ray.cluster_resources().get("CPU", 0))
+    if num_cpus < 1:
+        raise UnsupportedError(f"--workers {address}: the Ray cluster has no CPUs.")
+    here = {name: os.environ.get(name) for name in _SET_BY_RAY}
+    actor = ray.remote(num_cpus=1)(_Actor)
+    return [_RayWorker(ray, actor.remote(tuple(modules), here)) for _ in range(num_cpus)]
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
+
+
+class _Actor:
+    """Lives in a process of the cluster."""
+
+    def __init__(self, modules: Sequence[str], variables: dict[str, str | None]) -> None:
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        self._worker = _LocalWorker(modules)
+
+    def run(self, work: Callable[[Any, Warm], Any], item: Any) -> Any:
+        return self._worker.run(work, item)
+
+
+class _RayWorker:
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
+
+    def run(self, work: Callable[[Any, Warm], Any], item: Any) -> Any:
+        return self._ray.get(self._actor.run.remote(work, item))
+
+    def close(self) -> None:
+        """Its warm processes end when their input does (`inside/start/fork_server.py`)."""
+        self._ray.kill(self._actor)

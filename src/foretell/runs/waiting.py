@@ -1,0 +1,230 @@
+"""Waiting for a run: how far it is, its limits, and leaving nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from foretell.jobs import Steps
+from foretell.protocol.journal import JournalReader
+
+# How long a process may take to end in its own way before it is killed.
+_GRACE_SECONDS = 5.0
+_LEFTOVER_SECONDS = 1.0
+_FIRST_PROGRESS_SECONDS = 2.0
+_PROGRESS_SECONDS = 1.0
+_MEMORY_SECONDS = 0.1
+"""How often the memory of a run that has a limit of it is looked at."""
+_AUTO_STEPS = 3
+"""What `auto` takes at least, and most often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A process to start: what, where, in which environment, and within which limits."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    """All of it."""
+    cwd: Path
+    stdout: Path | Literal["inherit", "stderr"] = "inherit"
+    stderr: Path | Literal["inherit"] = "inherit"
+    timeout_seconds: float | None = None
+    most_bytes: int | None = None
+    """Of the machine's memory, for the process itself."""
+
+
+class Child(Protocol):
+    """A process that runs, started by us or forked for us; the leader of a session of its own."""
+
+    pid: int
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it has ended, after at most so long. Nothing is polled."""
+
+    def exit_status(self) -> int:
+        """Once it has ended; negative: the signal that killed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    exit_status: int
+    limit: Literal["time", "memory"] | None
+    """Which of its limits it was ended at."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run that takes its time has come to."""
+
+    seconds: float
+    num_steps: int
+    reserved_bytes: int | None
+    phase: str | None
+    num_operators: int = 0
+    """Computed so far, with `execute`."""
+    remaining_seconds: float | None = None
+    """With `execute`, once a step has shown how many operators it has."""
+
+
+class Watch:
+    """What is asked while a run goes on."""
+
+    def __init__(
+        self, directory: Path, *, steps: Steps = "auto", on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
+        self.directory = directory
+        self._journals = _Journals(directory, num_steps_wanted=steps if isinstance(steps, int) else _AUTO_STEPS)
+        self._on_progress = on_progress
+        self.next_tick = _FIRST_PROGRESS_SECONDS if on_progress is not None else None
+
+    def tick(self, seconds: float) -> None:
+        assert self._on_progress is not None
+        self._on_progress(self._journals.progress(seconds))
+        self.next_tick = seconds + _PROGRESS_SECONDS
+
+
+def see_to_its_end(child: Child, program: Program, watch: Watch) -> Ended:
+    """Waits for it within its limits, and for all that it has started: nothing of it is left running."""
+    started = time.monotonic()
+    limit = None
+    try:
+        limit = _wait(child, program, watch, started)
+    except KeyboardInterrupt:
+        _signal_group(child.pid, signal.SIGINT)
+        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C ends the patience
+            child.wait(_GRACE_SECONDS)
+        raise
+    finally:
+        end_everything(child, watch.directory, grace=_LEFTOVER_SECONDS if limit is None else _GRACE_SECONDS)
+    return Ended(exit_status=child.exit_status(), limit=limit, seconds=time.monotonic() - started)
+
+
+def _wait(child: Child, program: Program, watch: Watch, started: float) -> Literal["time", "memory"] | None:
+    while True:
+        seconds = time.monotonic() - started
+        if program.timeout_seconds is not None and seconds >= program.timeout_seconds:
+            return "time"
+        if program.most_bytes is not None and _resident_bytes(child.pid) > program.most_bytes:
+            return "memory"
+        if watch.next_tick is not None and seconds >= watch.next_tick:
+            watch.tick(seconds)
+        look_again = None if program.most_bytes is None else seconds + _MEMORY_SECONDS
+        until = min(
+            (each for each in (program.timeout_seconds, watch.next_tick, look_again) if each is not None), default=None
+        )
+        if child.wait(None if until is None else max(0.0, until - seconds)):
+            return None
+
+
+def _resident_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+class _Journals:
+    """Reads what the journals have gained since the last look."""
+
+    def __init__(self, directory: Path, *, num_steps_wanted: int) -> None:
+        self._directory = directory
+        self._num_steps_wanted = num_steps_wanted
+        self._num_operators = self._operators_of_steps = 0
+        self._readers: dict[Path, JournalReader] = {}
+        self._num_steps = 0
+        self._reserved: int | None = None
+        self._phase: str | None = None
+
+    def progress(self, seconds: float) -> Progress:
+        with contextlib.suppress(OSError):
+            for path in self._directory.glob("journal-*.jsonl"):
+                self._read(path)
+        return Progress(
+            seconds=seconds,
+            num_steps=self._num_steps,
+            reserved_bytes=self._reserved,
+            phase=self._phase,
+            num_operators=self._num_operators,
+            remaining_seconds=self._remaining_seconds(seconds),
+        )
+
+    def _remaining_seconds(self, seconds: float) -> float | None:
+        """The steps to come have as many operators as those that were; each takes as long as those so far."""
+        if not self._operators_of_steps or not self._num_steps:
+            return None
+        wanted = self._operators_of_steps / self._num_steps * self._num_steps_wanted
+        return max(0.0, (wanted - self._num_operators) * seconds / self._num_operators)
+
+    def _read(self, path: Path) -> None:
+        reader = self._readers.setdefault(path, JournalReader(path))
+        for line in reader.read_new():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                if line["kind"] == "step":
+                    self._num_steps = max(self._num_steps, int(line["index"]) + 1)
+                    self._reserved = max((int(d["peak_reserved_bytes"]) for d in line["devices"]), default=None)
+                    self._operators_of_steps = self._num_operators
+                elif line["kind"] == "phase":
+                    self._phase = str(line["phase"])
+                elif line["kind"] == "operators":
+                    self._num_operators = int(line["count"])
+
+
+# --- leaving nothing behind -------------------------------------------------------------------------------------------
+
+
+def end_everything(child: Child, directory: Path, *, grace: float) -> None:
+    """Asks whatever is left of the run to end, then ends it, and waits until it is gone."""
+    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _GRACE_SECONDS)):
+        left = _left(child.pid, directory)
+        for pid in left:
+            _signal(pid, number)
+        deadline = time.monotonic() + patience
+        while left and time.monotonic() < deadline:
+            if child.wait(0.01):  # it is the others that are still there
+                time.sleep(0.01)
+            left = _left(child.pid, directory)
+        if not left:
+            break
+    child.wait(None)
+
+
+def _left(session: int, directory: Path) -> list[int]:
+    """Live processes of the child's session, and any that carry this capture's name in their environment."""
+    marker = f"FORETELL_LOG={directory / 'native'}\0".encode()
+    left: list[int] = []
+    if not os.path.isdir("/proc"):
+        return left
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry.name}/stat", "rb") as file:
+                state, _, _, of_session = file.read().rpartition(b")")[2].split()[:4]
+            if state in (b"Z", b"X"):
+                continue
+            is_ours = int(of_session) == session
+            if not is_ours:
+                with open(f"/proc/{entry.name}/environ", "rb") as file:
+                    is_ours = marker in file.read()
+        except (OSError, ValueError):
+            continue
+        if is_ours:
+            left.append(int(entry.name))
+    return left
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

@@ -1,0 +1,338 @@
+"""Makes a `Trace` of the capture folder (docs/architecture.md). What a killed process left counts too."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import marshal
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import mul
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foretell.allocator import AllocatorSettings
+from foretell.jobs import CaptureResult
+from foretell.protocol import native_log
+from foretell.protocol.history import COLUMNS, ORIGIN
+from foretell.protocol.journal import read_journal
+from foretell.protocol.marks import MODULE_FRAME, NOTHING
+from foretell.trace.journal import Told, devices_of, read_lines
+from foretell.trace.owners import Frame, History, read_owners
+from foretell.trace.records import (
+    PHASES,
+    Collectives,
+    Convolutions,
+    Counted,
+    DriverEvents,
+    KernelLaunches,
+    LibraryCalls,
+    MatrixProducts,
+    MissingFunction,
+    Origin,
+    RecurrentNets,
+    SparseResults,
+    Trace,
+    Unsupported,
+)
+
+_Calls = TypeVar("_Calls", Convolutions, MatrixProducts, Collectives, RecurrentNets, SparseResults)
+
+
+def from_capture(result: CaptureResult) -> Trace:
+    """Reads the capture folder; if several processes used the GPU, the one that held the most."""
+    with _without_garbage_collection():
+        return _read(result)
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Millions of small objects come from the files, none of them in a cycle: looking for cycles takes a quarter of the
+    time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(result: CaptureResult) -> Trace:
+    journals = {_pid_of(path): read_journal(path) for path in sorted(result.directory.glob("journal-*.jsonl"))}
+    pids = set(journals) | {_pid_of(path) for path in result.directory.glob("native-*.bin")}
+    native = {pid: _read_native(result.directory, pid) for pid in sorted(pids)}
+    on_gpu = [pid for pid in sorted(pids) if _uses_gpu(journals.get(pid, []), native[pid].driver)]
+    pid = max(on_gpu, key=lambda p: _peak_reserved(journals.get(p, []), native[p].driver), default=None)
+    if pid is None:
+        # The first process is the one the user started; it tells which torch it had, if any.
+        pid = min(journals, key=lambda p: _time_of(journals[p]), default=None)
+    others = [line for p, lines in journals.items() if p != pid for line in lines]
+    # A process that only asks what the card is (a compile worker) takes none of its memory.
+    num_gpu_processes = sum(_peak_reserved(journals.get(p, []), native[p].driver) > 0 for p in on_gpu)
+    return _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, num_gpu_processes)
+
+
+def _pid_of(path: Path) -> int:
+    return int(path.stem.split("-")[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Native:
+    names: tuple[str, ...] = ()
+    driver: DriverEvents = field(default_factory=DriverEvents)
+    kernels: KernelLaunches = field(default_factory=KernelLaunches)
+    library: LibraryCalls = field(default_factory=LibraryCalls)
+    convolutions: Convolutions = field(default_factory=Convolutions)
+    products: MatrixProducts = field(default_factory=MatrixProducts)
+    collectives: Collectives = field(default_factory=Collectives)
+    recurrent: RecurrentNets = field(default_factory=RecurrentNets)
+    sparse: SparseResults = field(default_factory=SparseResults)
+    unimplemented: tuple[str, ...] = ()
+    static_runtimes: tuple[str, ...] = ()
+    num_unknown_reads: int = 0
+    workspaces: tuple[tuple[int, int, int, int], ...] = ()
+    """Given to a library: time_us, address, bytes, device."""
+
+
+def _read_native(directory: Path, pid: int) -> _Native:
+    try:
+        raw = (directory / f"native-{pid}.bin").read_bytes()
+    except FileNotFoundError:
+        return _Native()
+    raw = raw[: len(raw) // native_log.RECORD.size * native_log.RECORD.size]
+    names_path = directory / f"native-{pid}.names"
+    names = tuple(names_path.read_text(errors="replace").splitlines()) if names_path.exists() else ()
+    words, halves = array("q"), array("I")
+    words.frombytes(raw)
+    halves.frombytes(raw)
+    if sys.byteorder == "big":
+        words.byteswap()
+        halves.byteswap()
+    kinds, name = halves[2::16], halves[3::16]
+    column = [words[0::8], *(words[2 + i :: 8] for i in range(6))]  # time, a0 ... a5
+
+    present = set(kinds)
+
+    def rows(*wanted: native_log.Kind) -> list[bool]:
+        numbers = present & {kind.number for kind in wanted}
+        return [kind in numbers for kind in kinds] if numbers else []
+
+    def calls(kind: native_log.Kind, table: type[_Calls]) -> _Calls:
+        """A column for each field of the kind."""
+        mine = rows(kind)
+        columns = {"time_us": array("q", compress(column[0], mine)), "name": array("I", compress(name, mine))}
+        empty = table()
+        for part in kind.fields:
+            whole = compress(column[1 + part.word], mine)
+            mask = (1 << part.bits) - 1
+            values = whole if part.bits == 64 else (word >> part.shift & mask for word in whole)
+            columns[part.name] = array(getattr(empty, part.name).typecode, values)
+        return table(**columns)
+
+    moved, launched = rows(native_log.ALLOCATION, native_log.FREE), rows(native_log.LAUNCH)
+    called = rows(native_log.LIBRARY_CALL, native_log.LIBRARY_LOADED, native_log.GRAPH_LAUNCH)
+    has_workspace = (kind == native_log.LIBRARY_CALL.number for kind in compress(kinds, called))
+    return _Native(
+        names=names,
+        driver=DriverEvents(
+            time_us=array("q", compress(column[0], moved)),
+            is_free=array("B", (kind == native_log.FREE.number for kind in compress(kinds, moved))),
+            name=array("I", compress(name, moved)),
+            address=array("Q", compress(column[1], moved)),
+            size=array("q", compress(column[2], moved)),
+            device=array("q", compress(column[3], moved)),
+            in_use=array("q", compress(column[4], moved)),
+        ),
+        kernels=KernelLaunches(
+            time_us=array("q", compress(column[0], launched)),
+            name=array("I", compress(name, launched)),
+            grid_x=array("q", compress(column[1], launched)),
+            grid_y=array("q", compress(column[2], launched)),
+            grid_z=array("q", compress(column[3], launched)),
+            block=array("q", compress(column[4], launched)),
+            shared_bytes=array("q", compress(column[5], launched)),
+            place=array("q", compress(column[6], launched)),
+        ),
+        library=LibraryCalls(
+            time_us=array("q", compress(column[0], called)),
+            name=array("I", compress(name, called)),
+            workspace_bytes=array("q", map(mul, compress(column[1], called), has_workspace)),
+            device=array("B", compress(column[6], called)),
+        ),
+        convolutions=calls(native_log.CONVOLUTION, Convolutions),
+        products=calls(native_log.MATRIX_PRODUCT, MatrixProducts),
+        collectives=calls(native_log.COLLECTIVE, Collectives),
+        recurrent=calls(native_log.RECURRENT, RecurrentNets),
+        sparse=calls(native_log.SPARSE, SparseResults),
+        unimplemented=tuple(names[i] for i in compress(name, rows(native_log.UNIMPLEMENTED)) if i < len(names)),
+        static_runtimes=tuple(names[i] for i in compress(name, rows(native_log.STATIC_RUNTIME)) if i < len(names)),
+        num_unknown_reads=sum(rows(native_log.UNKNOWN_READ)),
+        workspaces=tuple(compress(zip(*column[:4], strict=True), rows(native_log.WORKSPACE))),
+    )
+
+
+def _uses_gpu(lines: list[dict[str, Any]], driver: DriverEvents) -> bool:
+    return (
+        len(driver.time_us) > 0
+        or any(line["kind"] in ("cuda", "step") and devices_of(line) for line in lines)
+        or any(line["kind"] == "cuda" for line in lines)
+    )
+
+
+def _peak_reserved(lines: list[dict[str, Any]], driver: DriverEvents) -> int:
+    counted = (d.peak_reserved_bytes for line in lines for d in devices_of(line))
+    return max(max(counted, default=0), max(driver.in_use, default=0))
+
+
+def _time_of(lines: list[dict[str, Any]]) -> int:
+    return min((int(line.get("time_us", 0)) for line in lines), default=0)
+
+
+def _assemble(
+    result: CaptureResult,
+    pid: int | None,
+    lines: list[dict[str, Any]],
+    others: list[dict[str, Any]],
+    native: dict[int, _Native],
+    num_gpu_processes: int,
+) -> Trace:
+    own = native[pid] if pid is not None else _Native()
+    history = _read_history(result.directory, pid)
+    owners = read_owners(result.directory, pid, history, own.workspaces)
+    told = read_lines(lines, others)
+    if not lines and own.num_unknown_reads:
+        # The Python side knows which reads matter (a saved checkpoint's do not); without it, all of them count.
+        told.unknown_reads["a value", None] = own.num_unknown_reads
+    allocator, changes = _allocator_settings(told, history)
+    return Trace(
+        command=result.command,
+        gpu=result.job.gpu,
+        context_bytes=result.job.empty_process_bytes,
+        is_context_given=result.job.is_context_given,
+        libraries=result.libraries,
+        used_by_others_bytes=result.job.used_by_others_bytes,
+        exit_status=result.exit_status,
+        is_timed_out=result.is_timed_out,
+        seconds={"total": result.seconds, "script": result.seconds, **told.seconds},
+        python_version=told.python_version,
+        torch_version=told.torch_version,
+        cuda_version=told.cuda_version,
+        cudnn_version=told.cudnn_version,
+        arch_list=told.arch_list or (),
+        pid=pid,
+        num_gpu_processes=num_gpu_processes,
+        allocator=allocator,
+        phases_seen=told.phases_seen,
+        steps=tuple(told.steps),
+        final=told.final,
+        is_ended=told.is_ended,
+        ooms=tuple(told.ooms),
+        exception=told.exception,
+        unknown_reads=tuple(
+            Counted(what=what, where=where, count=count) for (what, where), count in told.unknown_reads.most_common()
+        ),
+        unimplemented=_missing_functions(told.unimplemented, native.values()),
+        unsupported=(*told.unsupported, *_static_runtimes(native.values())),
+        redirected_writes=tuple(told.redirected_writes),
+        not_sent=tuple(told.not_sent),
+        ended_early=tuple(told.ended_early),
+        caveats=(*told.caveats, *changes),
+        names=own.names,
+        frames=tuple(history.frames),
+        stacks=tuple(history.stacks),
+        memory=history.events,
+        labels=owners.labels,
+        spans=owners.spans,
+        origins=history.origins.rows,
+        owners=history.names.all(),
+        driver=own.driver,
+        kernels=own.kernels,
+        library=own.library,
+        convolutions=own.convolutions,
+        products=own.products,
+        collectives=own.collectives,
+        recurrent=own.recurrent,
+        sparse=own.sparse,
+        keepers=tuple(told.keepers),
+        engine=told.engine,
+        allocator_settings=told.allocators[-1][1] if told.allocators else None,
+        cublas_workspace_config=told.cublas_workspace_config,
+        library_folders=told.library_folders,
+        own_folders=told.own_folders,
+    )
+
+
+def _allocator_settings(told: Told, history: History) -> tuple[AllocatorSettings, tuple[str, ...]]:
+    """Those in force when the first memory was allocated, and a caveat if the script changed them afterwards."""
+    first_event_us = min(history.events.time_us, default=None)
+    before = [each for each in told.allocators if first_event_us is None or each[0] <= first_event_us]
+    _, text, backend = (before or told.allocators or [(0, "", "native")])[-1 if before else 0]
+    settings = AllocatorSettings.parse(text, told.torch_version)
+    after = [each for each in told.allocators if each not in before and each[1] != text]
+    changes = tuple(
+        f"the script changed the allocator's settings to {changed!r} while memory was in use; the history is replayed "
+        f"with the initial ones ({text!r})"
+        for _, changed, _ in after[:1]
+    )
+    return replace(settings, is_native=backend == "native"), changes
+
+
+def _missing_functions(told: dict[str, MissingFunction], native: Iterable[_Native]) -> tuple[MissingFunction, ...]:
+    """The journal knows the operator and the line; a process without the hooks leaves the name alone."""
+    missing = {
+        name: MissingFunction(name=name, operator=None, where=None) for each in native for name in each.unimplemented
+    }
+    return tuple({**missing, **told}.values())
+
+
+def _static_runtimes(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
+    files = dict.fromkeys(file for each in native for file in each.static_runtimes)
+    return tuple(
+        Unsupported(
+            what=f"{Path(file).name} contains its own copy of the CUDA runtime, which the virtual GPU cannot replace",
+            hint=f"The file is {file}. Build it with the shared runtime (nvcc --cudart shared), or open an issue",
+        )
+        for file in files
+    )
+
+
+def _read_history(directory: Path, pid: int | None) -> History:
+    """Joins the windows of one process; each has its own numbers for stacks, frames and origins."""
+    history = History()
+    events, origins = history.events, history.origins
+    windows = sorted(directory.glob(f"history-{pid}-*.marshal"), key=lambda path: int(path.stem.split("-")[2]))
+    for path in windows:
+        try:
+            window = marshal.loads(path.read_bytes())
+            columns = {name: array(letter, window["columns"][name]) for name, letter in COLUMNS.items()}
+        except (EOFError, KeyError, ValueError, TypeError):
+            break  # the process died while writing; what follows would not add up
+        frames = [(str(file), int(line), str(function)) for file, line, function in window["frames"]]
+        told = [_without_modules([frames[number] for number in stack]) for stack in window["stacks"]]
+        # The last of each is what -1 points to.
+        stacks = [*(history.stack(python) for python, _ in told), NOTHING]
+        modules = [*(origins.number(Origin(module=module)) for _, module in told), NOTHING]
+        own = [*(origins.number(_origin(row)) for row in window["origins"]), NOTHING]
+        for name in ("time_us", "action", "address", "size", "stream"):
+            getattr(events, name).extend(columns[name])
+        events.device.extend(array("H", [int(window["device"])]) * len(columns["action"]))
+        events.stack.extend(array("i", map(stacks.__getitem__, columns["stack"])))
+        by_number, numbers = (own, columns["origin"]) if window["origins"] else (modules, columns["stack"])
+        events.origin.extend(array("i", map(by_number.__getitem__, numbers)))
+    return history
+
+
+def _without_modules(stack: list[Frame]) -> tuple[list[Frame], str | None]:
+    """The Python frames, and the innermost module whose call is on the stack."""
+    module = next((function for file, _, function in stack if file == MODULE_FRAME), None)
+    return [frame for frame in stack if frame[0] != MODULE_FRAME], module
+
+
+def _origin(row: list[Any]) -> Origin:
+    told = dict(zip(ORIGIN, row, strict=True))
+    phase = told.pop("phase")
+    return Origin(**told, phase=None if phase is None else phase if phase in PHASES else "other")

@@ -1,0 +1,226 @@
+"""What the journals of a run say, read kind by kind (`protocol/journal.py`)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from foretell.records import Engine, OutOfMemory, Phase
+from foretell.trace.records import (
+    PHASES,
+    DeviceMemory,
+    Keeper,
+    MissingFunction,
+    OomMark,
+    ScriptException,
+    StepMark,
+    Unsupported,
+)
+from foretell.units import parse_bytes
+
+Line = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Told:
+    """Of the process whose memory is reported; some also of the others of the run, after its own."""
+
+    python_version: str | None = None
+    library_folders: tuple[str, ...] = ()
+    own_folders: tuple[str, ...] = ()
+    torch_version: str | None = None
+    cuda_version: str | None = None
+    cudnn_version: int | None = None
+    engine: Engine = "virtual"
+    arch_list: tuple[str, ...] | None = None
+    cublas_workspace_config: str | None = None
+    allocators: list[tuple[int, str, str]] = field(default_factory=list)
+    """time_us, settings, backend."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    phases: set[str] = field(default_factory=set)
+    steps: list[StepMark] = field(default_factory=list)
+    final: tuple[DeviceMemory, ...] = ()
+    is_ended: bool = False
+    ooms: list[OomMark] = field(default_factory=list)
+    exception: ScriptException | None = None
+    unknown_reads: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    unimplemented: dict[str, MissingFunction] = field(default_factory=dict)
+    unsupported: list[Unsupported] = field(default_factory=list)
+    redirected_writes: dict[str, None] = field(default_factory=dict)
+    not_sent: dict[str, None] = field(default_factory=dict)
+    ended_early: dict[str, None] = field(default_factory=dict)
+    caveats: dict[str, None] = field(default_factory=dict)
+    keepers: list[Keeper] = field(default_factory=list)
+
+    @property
+    def phases_seen(self) -> tuple[Phase, ...]:
+        return tuple(phase for phase in PHASES if phase in self.phases)
+
+
+def read_lines(lines: list[Line], others: list[Line]) -> Told:
+    """`lines` of the process that is reported, `others` of all others of the run."""
+    told = Told()
+    for line in lines:
+        if line["kind"] in _READERS:
+            _READERS[line["kind"]](told, line)
+    for line in others:
+        if line["kind"] in _ANY_PROCESS:
+            _READERS[line["kind"]](told, line)
+    return told
+
+
+def devices_of(line: Line) -> tuple[DeviceMemory, ...]:
+    devices = line.get("devices") or ()
+    return tuple(DeviceMemory(**{name: int(device[name]) for name in _COUNTERS}) for device in devices)
+
+
+_COUNTERS = tuple(f.name for f in fields(DeviceMemory))
+
+# --- one reader for each kind -----------------------------------------------------------------------------------------
+
+
+def _process(told: Told, line: Line) -> None:
+    if told.python_version is None:
+        told.python_version = _optional(line.get("python"))
+        told.library_folders = tuple(map(str, line.get("library_folders") or ()))
+        told.own_folders = tuple(map(str, line.get("own_folders") or ()))
+
+
+def _torch(told: Told, line: Line) -> None:
+    if told.torch_version is None:
+        told.torch_version = _optional(line.get("version"))
+        told.cuda_version = _optional(line.get("cuda"))
+        told.cudnn_version = line.get("cudnn") or told.cudnn_version
+        told.engine = "cpu" if line.get("engine") == "cpu" else "virtual"
+
+
+def _cudnn(told: Told, line: Line) -> None:
+    told.cudnn_version = told.cudnn_version or line.get("version")
+
+
+def _cuda(told: Told, line: Line) -> None:
+    if told.arch_list is None:
+        told.arch_list = tuple(line.get("arch_list") or ())
+        told.cublas_workspace_config = _optional(line.get("cublas_workspace_config"))
+
+
+def _allocator(told: Told, line: Line) -> None:
+    told.allocators.append((int(line["time_us"]), str(line.get("settings") or ""), str(line.get("backend"))))
+
+
+def _phase(told: Told, line: Line) -> None:
+    told.phases.add(str(line.get("phase")))
+
+
+def _step(told: Told, line: Line) -> None:
+    devices = devices_of(line)
+    told.steps.append(StepMark(index=int(line["index"]), time_us=int(line["time_us"]), devices=devices))
+    told.final = devices or told.final
+
+
+def _end(told: Told, line: Line) -> None:
+    told.is_ended = True
+    told.final = devices_of(line) or told.final
+    told.phases.update(line.get("phases") or ())
+    told.seconds.update({name: float(value) for name, value in (line.get("seconds") or {}).items()})
+
+
+def _oom(told: Told, line: Line) -> None:
+    phase = line.get("phase")
+    oom = OutOfMemory(
+        step=int(line.get("step") or 0),
+        phase=phase if phase in PHASES else "other",
+        requested_bytes=int(line.get("requested_bytes") or 0) or _tried_to_allocate(str(line.get("message"))),
+        message=str(line.get("message") or "CUDA out of memory."),
+        where=_optional(line.get("where")),
+    )
+    told.ooms.append(OomMark(time_us=int(line["time_us"]), oom=oom))
+
+
+def _exception(told: Told, line: Line) -> None:
+    told.exception = ScriptException(
+        type=str(line.get("type")),
+        message=str(line.get("message") or ""),
+        where=_optional(line.get("where")),
+        is_oom=bool(line.get("is_oom")),
+    )
+
+
+def _unknown_read(told: Told, line: Line) -> None:
+    told.unknown_reads[str(line.get("what") or "a value"), line.get("where")] += int(line.get("count") or 1)
+
+
+def _unimplemented(told: Told, line: Line) -> None:
+    name = str(line.get("name"))
+    operator, where = _optional(line.get("operator")), _optional(line.get("where"))
+    told.unimplemented[name] = MissingFunction(name=name, operator=operator, where=where)
+
+
+def _unsupported(told: Told, line: Line) -> None:
+    told.unsupported.append(Unsupported(what=str(line.get("what")), hint=str(line.get("hint") or "")))
+
+
+def _redirected_write(told: Told, line: Line) -> None:
+    _once(told.redirected_writes, line.get("path"))
+
+
+def _not_sent(told: Told, line: Line) -> None:
+    _once(told.not_sent, line.get("what"))
+
+
+def _ended_early(told: Told, line: Line) -> None:
+    what, steps = str(line.get("what") or line.get("how")), int(line.get("step") or 0)
+    _once(told.ended_early, what if "after" in what else f"{what}, after {steps} {'step' if steps == 1 else 'steps'}")
+
+
+def _caveat(told: Told, line: Line) -> None:
+    _once(told.caveats, line.get("text"))
+
+
+def _keeper(told: Told, line: Line) -> None:
+    told.keepers.append(
+        Keeper(name=str(line.get("name")), what=str(line.get("what")), where=str(line.get("where")))
+    )
+
+
+_READERS: dict[str, Callable[[Told, Line], None]] = {
+    "process": _process,
+    "torch": _torch,
+    "cudnn": _cudnn,
+    "cuda": _cuda,
+    "allocator": _allocator,
+    "phase": _phase,
+    "step": _step,
+    "end": _end,
+    "oom": _oom,
+    "exception": _exception,
+    "unknown_read": _unknown_read,
+    "unimplemented": _unimplemented,
+    "unsupported": _unsupported,
+    "redirected_write": _redirected_write,
+    "not_sent": _not_sent,
+    "ended_early": _ended_early,
+    "caveat": _caveat,
+    "keeper": _keeper,
+}
+"""`operators` is progress, `survey` and `alternative` are for `advice`: no trace holds them."""
+_ANY_PROCESS = frozenset(_READERS) - {"allocator", "phase", "step", "end", "oom", "keeper"}
+"""These count whichever process of the run says them."""
+
+
+def _optional(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _once(found: dict[str, None], value: object) -> None:
+    if value:
+        found[str(value)] = None
+
+
+def _tried_to_allocate(message: str) -> int:
+    """From PyTorch's words, which round: `Tried to allocate 2.50 GiB.`"""
+    match = re.search(r"Tried to allocate ([0-9.]+ [KMG]?i?B|[0-9]+ bytes)", message)
+    return parse_bytes(match[1].replace(" bytes", "")) if match else 0

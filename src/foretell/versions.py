@@ -1,0 +1,144 @@
+"""Versions of torch: the one parser of their names, and the one table of what differs between them.
+
+A `Difference` is something that torch, or a library that comes with it, does from one version on. Where no version in
+between was looked at, the first one is a guess, and the table says so; docs/torch-versions.md shows it. Standard
+library only: the user's process reads it, too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+Version = tuple[int, int]
+OLDEST_TORCH: Version = (2, 6)
+"""Supported."""
+NEWEST_TORCH: Version = (2, 15)
+"""Looked at; a newer one is taken to do the same."""
+
+
+def parse_version(text: str) -> Version | None:
+    """The first two numbers of `2.6.0+cu124`; None for what does not begin with a version."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    since: Version
+    what: str
+    """From then on."""
+    before: str
+    seen_before: tuple[str, ...] = ()
+    """Versions that were looked at: these do what is said of those before."""
+    seen_since: tuple[str, ...] = ()
+    """And these what is said of newer ones."""
+
+    def holds_in(self, version: Version | None) -> bool:
+        """None: a version that is not known, taken to be the newest."""
+        return version is None or version >= self.since
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the very first version that does it was not looked at, or the last one that does not."""
+        major, minor = self.since
+        last = f"{major}.{minor - 1}"
+        return f"{major}.{minor}" not in self.seen_since or (last not in self.seen_before and self.since > OLDEST_TORCH)
+
+
+# --- the caching allocator --------------------------------------------------------------------------------------------
+
+LAST_DIVISION_STAYS = Difference(
+    since=(2, 9),
+    what="in `roundup_power2_divisions`, `>` leaves the last entry before it as it is",
+    before="`>` overwrites that entry, too",
+    seen_before=("2.6",),
+    seen_since=("2.15",),
+)
+PRIVATE_POOL_IS_NO_CAPTURE = Difference(
+    since=(2, 9),
+    what="a private pool in use does not keep others from being given back",
+    before="it is taken for the capture of a CUDA graph",
+    seen_before=("2.6",),
+    seen_since=("2.15",),
+)
+OLDER_SEGMENTS_FIRST = Difference(
+    since=(2, 9),
+    what="of free blocks of one size the one in the older segment is taken",
+    before="the one with the lowest address",
+    seen_before=("2.6",),
+    seen_since=("2.15",),
+)
+ALLOC_CONF_RENAMED = Difference(
+    since=(2, 9),
+    what="the allocator is set by `PYTORCH_ALLOC_CONF`",
+    before="by `PYTORCH_CUDA_ALLOC_CONF` alone",
+    seen_since=("2.15",),
+)
+
+# --- cuBLAS -----------------------------------------------------------------------------------------------------------
+
+WORKSPACE_PER_CALL = Difference(
+    since=(2, 15),
+    what="cuBLAS gets a workspace for each call",
+    before="each thread keeps one",
+    seen_before=("2.6", "2.12", "2.14"),
+    seen_since=("2.15",),
+)
+SHARED_WORKSPACE = Difference(
+    since=(2, 7),
+    what="cuBLASLt works in the workspace that a thread keeps for cuBLAS, as long as it keeps one",
+    before="it has one of its own",
+    seen_before=("2.6",),
+    seen_since=("2.12", "2.14"),
+)
+LARGE_WORKSPACE_AFTER_HOPPER = Difference(
+    since=(2, 7),
+    what="cards newer than Hopper have a workspace as large as its 32 MiB",
+    before="they have that of older cards",
+    seen_since=("2.15",),
+)
+ANY_BIAS_IN_CUBLASLT = Difference(
+    since=(2, 15),
+    what="cuBLASLt adds any contiguous bias to a product",
+    before="it adds one row",
+    seen_since=("2.15",),
+)
+
+# --- cuDNN and kernels ------------------------------------------------------------------------------------------------
+
+PLANNED_CONVOLUTIONS = Difference(
+    since=(2, 8),
+    what="workspaces of convolutions follow the rule read off cuDNN's answers (cuDNN 9.10 and newer)",
+    before="they follow the rule fitted to runs on an A100",
+    seen_before=("2.6",),
+    seen_since=("2.15",),
+)
+GROUPED_EFFICIENT_ATTENTION = Difference(
+    since=(2, 14),
+    what="memory-efficient attention takes groups of queries (`enable_gqa`)",
+    before="it takes as many keys as queries",
+    seen_since=("2.15",),
+)
+CHUNKS_OF_EACH_NORM = Difference(
+    since=(2, 15),
+    what="`_foreach_norm` has a partial sum for each chunk of each tensor",
+    before="it has as many for each tensor as the largest has chunks",
+    seen_since=("2.15",),
+)
+
+DIFFERENCES: dict[str, Difference] = {
+    name: value for name, value in list(globals().items()) if isinstance(value, Difference)
+}
+"""By name, in the order above."""
+
+
+def as_table() -> str:
+    """Markdown, for docs/torch-versions.md."""
+    lines = ["| from | seen | what | before | looked at |", "|---|---|---|---|---|"]
+    for each in DIFFERENCES.values():
+        since = ".".join(map(str, each.since))
+        looked_at = ", ".join((*each.seen_before, *each.seen_since))
+        sure = "guessed" if each.is_guessed else "seen"
+        lines.append(f"| {since} | {sure} | {each.what} | {each.before} | {looked_at} |")
+    return "\n".join(lines) + "\n"

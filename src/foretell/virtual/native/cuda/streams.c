@@ -1,0 +1,395 @@
+/* Streams, events and graphs. There is no time on the virtual GPU; its clock is the number of launches.
+ *
+ * When is an event complete? "early": at once. "late" (the default): when the host has waited for it (synchronised
+ * its stream or its device), or when 1,024 more launches were queued (a real launch queue holds about that many, so
+ * the GPU cannot be further behind), or when the host has asked 64 times without giving new work (it is waiting).
+ * PyTorch reuses a block that another stream has used only after its event is complete, so "late" is the upper bound
+ * for memory. */
+#include "cuda/streams.h"
+#include <stdlib.h>
+#include <string.h>
+#include "memory/memory.h"
+
+#define STREAM_MAGIC 0x73747265u
+#define EVENT_MAGIC 0x6576656eu
+#define GRAPH_MAGIC 0x67726170u
+#define QUEUE_DEPTH 1024
+#define PATIENCE 64
+#define CAPTURE_UNSUPPORTED 900
+
+struct Graph { uint32_t magic; uint64_t id; size_t num_nodes; bool is_executable; };
+struct Stream {
+    uint32_t magic;
+    int device, priority;
+    unsigned flags;
+    uint64_t number, synced;
+    Graph *capture;         /* the graph being captured, if any */
+    bool began_capture;
+    Stream *next;
+};
+struct Event {
+    uint32_t magic;
+    unsigned flags;
+    bool is_recorded;
+    uint64_t at;            /* launch number when it was recorded */
+    Stream *stream;
+    Graph *capture;
+    int queries;
+    uint64_t asked_at;
+};
+
+uint64_t launches;
+static Stream default_streams[MAX_DEVICES];
+static Stream *streams;     /* all but the default ones */
+static uint64_t num_streams, num_captures;
+
+static Stream *default_stream(int device) {
+    Stream *s = &default_streams[device];
+    s->magic = STREAM_MAGIC;
+    s->device = device;
+    return s;
+}
+
+Stream *stream_of(void *handle) {
+    if ((uintptr_t)handle <= 2) return default_stream(current_device);
+    Stream *s = handle;
+    return s->magic == STREAM_MAGIC ? s : NULL;
+}
+
+int stream_device(const Stream *stream) { return stream->device; }
+uint64_t stream_number(const Stream *stream) { return stream->number; }
+
+bool note_captured_work(Stream *stream) {
+    Graph *graph = stream->capture;
+    if (graph) __atomic_add_fetch(&graph->num_nodes, 1, __ATOMIC_RELAXED);
+    return graph != NULL;
+}
+
+static int new_stream(void **handle, unsigned flags, int priority) {
+    if (!visible_device_count()) return ERROR_NO_DEVICE;
+    Stream *s = allocate(sizeof *s);
+    lock();
+    device_state(current_device);
+    *s = (Stream){.magic = STREAM_MAGIC, .device = current_device, .priority = priority, .flags = flags,
+                  .number = ++num_streams, .next = streams};
+    streams = s;
+    unlock();
+    *handle = s;
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamCreate(void **handle) { return fail(new_stream(handle, 0, 0)); }
+EXPORT int cudaStreamCreateWithFlags(void **handle, unsigned flags) { return fail(new_stream(handle, flags, 0)); }
+EXPORT int cudaStreamCreateWithPriority(void **handle, unsigned flags, int priority) {
+    return fail(new_stream(handle, flags, priority));
+}
+
+EXPORT int cudaStreamDestroy(void *handle) {
+    Stream *s = handle;
+    if ((uintptr_t)handle <= 2 || s->magic != STREAM_MAGIC) return fail(ERROR_INVALID_HANDLE);
+    lock();
+    for (Stream **at = &streams; *at; at = &(*at)->next)
+        if (*at == s) { *at = s->next; break; }
+    s->magic = 0;
+    unlock();
+    /* Kept: an event may still point to it. Streams are few. */
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamGetPriority(void *handle, int *priority) {
+    Stream *s = stream_of(handle);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    *priority = s->priority;
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamGetFlags(void *handle, unsigned *flags) {
+    Stream *s = stream_of(handle);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    *flags = s->flags;
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamGetDevice(void *handle, int *device) {
+    Stream *s = stream_of(handle);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    *device = s->device;
+    return SUCCESS;
+}
+
+void host_synchronizes(int device) {
+    lock();
+    device_state(device)->synced = launches;
+    unlock();
+    pools_at_synchronization(device);
+}
+
+EXPORT int cudaDeviceSynchronize(void) {
+    if (!visible_device_count()) return fail(ERROR_NO_DEVICE);
+    host_synchronizes(current_device);
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamSynchronize(void *handle) {
+    Stream *s = stream_of(handle);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    if (s->capture) return fail(CAPTURE_UNSUPPORTED);
+    lock();
+    s->synced = launches;
+    unlock();
+    pools_at_synchronization(s->device);
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamQuery(void *handle) {
+    Stream *s = stream_of(handle);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    return s->capture ? fail(CAPTURE_UNSUPPORTED) : SUCCESS;
+}
+
+/* ---- events ------------------------------------------------------------------------------------------------------ */
+
+static Event *event_of(void *handle) {
+    Event *e = handle;
+    return e && e->magic == EVENT_MAGIC ? e : NULL;
+}
+
+EXPORT int cudaEventCreateWithFlags(void **handle, unsigned flags) {
+    if (!visible_device_count()) return fail(ERROR_NO_DEVICE);
+    Event *e = allocate(sizeof *e);
+    e->magic = EVENT_MAGIC;
+    e->flags = flags;
+    *handle = e;
+    return SUCCESS;
+}
+
+bool is_interprocess_event(void *handle) {
+    Event *e = event_of(handle);
+    return e && e->flags & EVENT_INTERPROCESS;
+}
+
+EXPORT int cudaEventCreate(void **handle) { return cudaEventCreateWithFlags(handle, 0); }
+
+EXPORT int cudaEventDestroy(void *handle) {
+    Event *e = event_of(handle);
+    if (!e) return fail(ERROR_INVALID_HANDLE);
+    e->magic = 0;
+    free(e);
+    return SUCCESS;
+}
+
+EXPORT int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags UNUSED) {
+    Event *e = event_of(event);
+    Stream *s = stream_of(stream);
+    if (!e || !s) return fail(ERROR_INVALID_HANDLE);
+    lock();
+    e->is_recorded = true;
+    e->at = launches;
+    e->stream = s;
+    e->capture = s->capture;
+    e->queries = 0;
+    unlock();
+    return SUCCESS;
+}
+
+EXPORT int cudaEventRecord(void *event, void *stream) { return cudaEventRecordWithFlags(event, stream, 0); }
+
+static bool is_complete(Event *e) {
+    lock();
+    uint64_t now = launches, synced = 0;
+    bool answer = !e->is_recorded || !card()->events_late;
+    if (!answer) {
+        Device *d = device_state(e->stream->device);
+        synced = e->stream->synced > d->synced ? e->stream->synced : d->synced;
+        if (e->asked_at != now) e->asked_at = now, e->queries = 0;
+        answer = synced >= e->at || now - e->at >= QUEUE_DEPTH || ++e->queries > PATIENCE;
+    }
+    unlock();
+    return answer;
+}
+
+EXPORT int cudaEventQuery(void *handle) {
+    Event *e = event_of(handle);
+    if (!e) return fail(ERROR_INVALID_HANDLE);
+    return is_complete(e) ? SUCCESS : fail(ERROR_NOT_READY);
+}
+
+EXPORT int cudaEventSynchronize(void *handle) {
+    Event *e = event_of(handle);
+    if (!e) return fail(ERROR_INVALID_HANDLE);
+    lock();
+    if (e->is_recorded && e->stream->synced < e->at) e->stream->synced = e->at;
+    e->is_recorded = false; /* complete from now on */
+    unlock();
+    return SUCCESS;
+}
+
+/* Deterministic and positive: 10 microseconds a launch. Autotuners compare these times, and zero breaks them. */
+EXPORT int cudaEventElapsedTime(float *milliseconds, void *start, void *end) {
+    Event *a = event_of(start), *b = event_of(end);
+    if (!a || !b) return fail(ERROR_INVALID_HANDLE);
+    *milliseconds = 0.01f * (float)(b->at > a->at ? b->at - a->at : 0) + 0.001f;
+    return SUCCESS;
+}
+EXPORT int cudaEventElapsedTime_v2(float *milliseconds, void *start, void *end) {
+    return cudaEventElapsedTime(milliseconds, start, end);
+}
+
+/* Work waits for work on the GPU, not for the host: nothing to do, but a stream that waits for a capturing one joins
+ * it. */
+EXPORT int cudaStreamWaitEvent(void *stream, void *event, unsigned flags UNUSED) {
+    Stream *s = stream_of(stream);
+    Event *e = event_of(event);
+    if (!s || !e) return fail(ERROR_INVALID_HANDLE);
+    lock();
+    if (e->capture && e->stream && e->stream->capture == e->capture) s->capture = e->capture;
+    unlock();
+    return SUCCESS;
+}
+
+/* The virtual GPU has always finished, so a host function runs where it is queued; while capturing it becomes a
+ * node. */
+EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
+    Stream *s = stream_of(stream);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    if (!note_captured_work(s)) function(data);
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamAddCallback(void *stream, void (*callback)(void *, int, void *), void *data,
+                                 unsigned flags UNUSED) {
+    Stream *s = stream_of(stream);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    if (!note_captured_work(s)) callback(stream, SUCCESS, data);
+    return SUCCESS;
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+static __thread int capture_mode; /* cudaStreamCaptureModeGlobal */
+
+EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode) {
+    int old = capture_mode;
+    capture_mode = *mode;
+    *mode = old;
+    return SUCCESS;
+}
+
+static Graph *graph_of(void *handle) {
+    Graph *g = handle;
+    return g && g->magic == GRAPH_MAGIC ? g : NULL;
+}
+
+EXPORT int cudaStreamBeginCapture(void *stream, int mode UNUSED) {
+    Stream *s = stream_of(stream);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    if (s->capture || (uintptr_t)stream <= 1) return fail(CAPTURE_UNSUPPORTED); /* the legacy stream cannot capture */
+    Graph *g = allocate(sizeof *g);
+    lock();
+    *g = (Graph){.magic = GRAPH_MAGIC, .id = ++num_captures};
+    s->capture = g;
+    s->began_capture = true;
+    unlock();
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamEndCapture(void *stream, void **graph) {
+    Stream *s = stream_of(stream);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    if (!s->began_capture) return fail(ERROR_CAPTURE_UNMATCHED);
+    lock();
+    Graph *g = s->capture;
+    for (Stream *other = streams; other; other = other->next)
+        if (other->capture == g) other->capture = NULL;
+    for (int i = 0; i < MAX_DEVICES; i++)
+        if (default_streams[i].capture == g) default_streams[i].capture = NULL;
+    s->capture = NULL;
+    s->began_capture = false;
+    unlock();
+    *graph = g;
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
+    Stream *s = stream_of(stream);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    *status = s->capture != NULL;
+    return SUCCESS;
+}
+
+static int capture_info(void *stream, int *status, unsigned long long *id, void **graph, void **dependencies,
+                        size_t *num_dependencies) {
+    Stream *s = stream_of(stream);
+    if (!s) return fail(ERROR_INVALID_HANDLE);
+    *status = s->capture != NULL;
+    if (id) *id = s->capture ? s->capture->id : 0;
+    if (graph) *graph = s->capture;
+    if (dependencies) *dependencies = NULL;
+    if (num_dependencies) *num_dependencies = 0;
+    return SUCCESS;
+}
+
+EXPORT int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
+                                       void **dependencies, size_t *n) {
+    return capture_info(stream, status, id, graph, dependencies, n);
+}
+
+EXPORT int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph,
+                                       void **dependencies, void **edges, size_t *n) {
+    if (edges) *edges = NULL;
+    return capture_info(stream, status, id, graph, dependencies, n);
+}
+
+/* One name, two signatures: three arguments in CUDA 12, seven in CUDA 13. */
+EXPORT int capture_info_12(void *stream, int *status, unsigned long long *id);
+int capture_info_12(void *stream, int *status, unsigned long long *id) {
+    return capture_info(stream, status, id, NULL, NULL, NULL);
+}
+EXPORT int capture_info_13(void *stream, int *status, unsigned long long *id, void **graph, void **dependencies,
+                           void **edges, size_t *n);
+int capture_info_13(void *stream, int *status, unsigned long long *id, void **graph, void **dependencies, void **edges,
+                    size_t *n) {
+    return cudaStreamGetCaptureInfo_v3(stream, status, id, graph, dependencies, edges, n);
+}
+__asm__(".symver capture_info_12, cudaStreamGetCaptureInfo@libcudart.so.12");
+__asm__(".symver capture_info_13, cudaStreamGetCaptureInfo@@libcudart.so.13");
+
+EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
+    Graph *g = graph_of(graph);
+    if (!g || !count) return fail(ERROR_INVALID_HANDLE);
+    if (nodes) return fail(unimplemented("cudaGraphGetNodes (the nodes themselves)", ERROR_NOT_SUPPORTED));
+    *count = g->num_nodes;
+    return SUCCESS;
+}
+
+EXPORT int cudaGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags UNUSED) {
+    Graph *g = graph_of(graph);
+    if (!g) return fail(ERROR_INVALID_HANDLE);
+    Graph *x = allocate(sizeof *x);
+    *x = *g;
+    x->is_executable = true;
+    *executable = x;
+    return SUCCESS;
+}
+EXPORT int cudaGraphInstantiate(void **executable, void *graph, unsigned long long flags) {
+    return cudaGraphInstantiateWithFlags(executable, graph, flags);
+}
+
+EXPORT int cudaGraphLaunch(void *executable, void *stream) {
+    Graph *g = graph_of(executable);
+    Stream *s = stream_of(stream);
+    if (!g || !s || !g->is_executable) return fail(ERROR_INVALID_HANDLE);
+    __atomic_add_fetch(&launches, g->num_nodes, __ATOMIC_RELAXED);
+    log_graph_launch("cudaGraphLaunch", (GraphLaunchRecord){.num_nodes = (int64_t)g->num_nodes, .device = s->device});
+    return SUCCESS;
+}
+
+static int destroy_graph(void *graph) {
+    Graph *g = graph_of(graph);
+    if (!g) return fail(ERROR_INVALID_HANDLE);
+    g->magic = 0;
+    free(g);
+    return SUCCESS;
+}
+EXPORT int cudaGraphDestroy(void *graph) { return destroy_graph(graph); }
+EXPORT int cudaGraphExecDestroy(void *executable) { return destroy_graph(executable); }

@@ -1,0 +1,17 @@
+/* What streams.c offers to the launches and the driver. */
+#ifndef FORETELL_STREAMS_H
+#define FORETELL_STREAMS_H
+#include "core/vgpu.h"
+
+typedef struct Stream Stream;
+typedef struct Event Event;
+typedef struct Graph Graph;
+
+Stream *stream_of(void *handle);          /* NULL, 1 and 2 are the default streams; NULL: not a stream */
+int stream_device(const Stream *stream);
+uint64_t stream_number(const Stream *stream);
+#define EVENT_INTERPROCESS 4u
+bool is_interprocess_event(void *handle);
+bool note_captured_work(Stream *stream);  /* true: the stream is capturing, the work became a node of its graph */
+
+#endif

@@ -1,0 +1,63 @@
+"""Runs jobs on a Ray cluster of two simulated nodes of this machine, one CPU each, and prints what came of them.
+
+    python tests/on_ray.py ray|client SCRIPT ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from foretell import api, gpus
+from foretell.jobs import CaptureOptions, Job
+from foretell.runs import Pool, Warm
+
+# Ray itself takes a loopback address for this machine only on systems it knows no clusters of.
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+
+
+def work(job: Job, warm: Warm) -> tuple[str, str]:
+    import ray
+
+    return api.run(job, warm=warm).estimate.to_json(), str(ray.get_runtime_context().get_node_id())
+
+
+def job_of(script: str) -> Job:
+    return Job(
+        command=(script,), gpu=gpus.find("rtx-3060"), cwd=Path(script).parent,
+        options=CaptureOptions(steps="all", timeout_seconds=120),
+    )  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
+
+
+def main(how: str, scripts: list[str]) -> None:
+    os.environ |= LOOPBACK
+    from ray.cluster_utils import Cluster
+
+    port = free_port()
+    client: dict[str, Any] = {"ray_client_server_port": port} if how == "client" else {}
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, **client, "include_dashboard": False})
+    try:
+        cluster.add_node(**NODE)
+        cluster.wait_for_nodes()
+        os.environ["RAY_ADDRESS"] = cluster.address
+        address = f"ray://127.0.0.1:{port}" if how == "client" else "ray"
+        with Pool(address) as pool:
+            found = {job.command[0]: result for job, result in pool.map(work, [job_of(each) for each in scripts])}
+            print("RESULT", json.dumps({"num_workers": pool.num_workers, "found": found}))
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,459 @@
+"""Every text a user reads in a terminal is kept, word for word, in tests/data/texts.
+
+`pytest tests/test_texts.py --overwrite-golden` writes the files: a change of wording, or of an option, shows in the
+diff.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from capture_folder import SEGMENT, CaptureFolder, device, training_run
+from foretell import gpus
+from foretell.advice.alternatives import alternatives
+from foretell.advice.survey import Optimizer, Survey
+from foretell.analysis.verdict import estimate_of
+from foretell.api import Run
+from foretell.cli import doctor, main
+from foretell.cli.main import COMMANDS
+from foretell.diff import compare
+from foretell.diff import text as diff_text
+from foretell.engines.imported import explain
+from foretell.engines.imported.explain import PassResult
+from foretell.engines.imported.passes import PASSES
+from foretell.errors import ForetellError, UnsupportedError
+from foretell.protocol.native_log import CONVOLUTION, ENTRIES, SPARSE, WORKSPACE_SOURCES
+from foretell.records import Advice, Estimate, StepPeak
+from foretell.report import advice_text, text
+from foretell.runs import command as commands
+from foretell.runs.command import TorchInstall, refuse_platform, refuse_torch
+from foretell.trace import Trace, save
+from foretell.units import GIB, MIB
+from report_data import LEAKS, estimate_for, transformer
+from test_diff import block, summary
+
+GOLDEN = Path(__file__).parent / "data" / "texts"
+WIDTH = 100
+RULED = (CONVOLUTION, "cudnnBackendExecute")
+BY_RULE = WORKSPACE_SOURCES.index("rule")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)`: the text is that of tests/data/texts/NAME.txt."""
+
+    def check(name: str, found: str) -> None:
+        path = GOLDEN / f"{name}.txt"
+        found = "\n".join(line.rstrip() for line in found.splitlines()).strip("\n") + "\n"
+        if request.config.getoption("--overwrite-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(found, "utf-8")
+        kept = path.read_text("utf-8") if path.exists() else ""
+        assert found == kept, f"{path.name} differs; --overwrite-golden writes it"
+
+    return check
+
+
+@pytest.fixture(autouse=True)
+def _same_terminal_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "FORCE_COLOR", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+
+
+def printed(render: Callable[[Console], None], width: int = WIDTH) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    render(console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def without_places(shown: str, *folders: Path) -> str:
+    """Folders of this machine by the name of someone's home, and versions of Python's own wording made one."""
+    for folder in folders:
+        shown = shown.replace(str(folder.resolve()), "/home/ada").replace(str(folder), "/home/ada")
+    # From Python 3.12 on the choices have no quotes.
+    return re.sub(r"\(choose from [^)]*\)", lambda choices: choices[0].replace("'", ""), shown)
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_says_what_it_did_and_has_the_options_it_had(command: str, golden: Any, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main([*([command] if command else []), "--help"])
+    golden(f"help{command and '-'}{command}", _one_usage(capsys.readouterr().out))
+
+
+def _one_usage(shown: str) -> str:
+    """Versions of argparse break the lines of the usage in other places."""
+    usage, _, rest = shown.partition("\n\n")
+    lines = textwrap.wrap(" ".join(usage.split()), WIDTH, subsequent_indent=" " * 7, break_on_hyphens=False)
+    return "\n".join(lines) + "\n\n" + rest
+
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+
+def results() -> Iterator[tuple[str, Estimate, int]]:
+    whole = estimate_for(transformer())
+    yield "fits", whole, WIDTH
+    fits = replace(whole, attribution=None)
+    yield "fits-narrow", fits, 60
+    yield "fits-used-by-others", replace(fits, used_by_others_bytes=4 * GIB), WIDTH
+    yield "fits-context-given", replace(fits, is_context_given=True, library_names=(), caveats=()), WIDTH
+    yield "out-of-memory", estimate_for(transformer(), gpu="rtx-3060", is_out_of_memory=True), WIDTH
+    steps = tuple(StepPeak(index=i, peak_allocated_bytes=i * GIB, peak_reserved_bytes=20 * GIB) for i in range(20))
+    yield (
+        "everything",
+        replace(
+            whole, leaks=LEAKS, steps=steps, peak_step=None, redirected_writes=("a", "b"), not_sent=("wandb",),
+            ended_early=("the dataloader was stopped after 3 steps",),
+            seconds={"total": 14.2, "script": 12.9, "import_torch": 2.5},
+        ),
+        WIDTH,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "estimate", "width"), [pytest.param(*each, id=each[0]) for each in results()])
+def test_result(name: str, estimate: Estimate, width: int, golden: Any) -> None:
+    golden(f"run-{name}", printed(lambda console: text.render(estimate, console), width))
+
+
+ADVISED = (
+    Advice(title="gradient checkpointing", how="model.gradient_checkpointing_enable()", saved_bytes=21 * GIB,
+           peak_reserved_bytes=53 * GIB, basis="measured", price="a third more time per step", verdict="fits"),
+    Advice(title="optimizer state in 8 bits", how="bitsandbytes.optim.AdamW8bit(...)", saved_bytes=700 * MIB,
+           peak_reserved_bytes=73 * GIB, basis="estimated", price="less precise optimizer state", verdict="oom"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "advice", "is_oom"),
+    [("fits", ADVISED, False), ("out-of-memory", ADVISED, True), ("none-fits", ADVISED[1:], True), ("none", (), False)],
+)
+def test_advice(name: str, advice: tuple[Advice, ...], is_oom: bool, golden: Any) -> None:
+    def render(console: Console) -> None:
+        advice_text.render(
+            advice, reserved_bytes=74 * GIB, is_oom=is_oom, not_tried=("fused optimizer: it failed",), console=console
+        )
+
+    golden(f"advice-{name}", printed(render))
+
+
+def test_everything_that_can_be_advised(golden: Any) -> None:
+    optimizer = Optimizer(
+        kind="torch.optim.adamw.AdamW", implementation="foreach", has_fused=True, state_bytes=8 * GIB,
+        large_state_bytes=8 * GIB, large_state_elements=2 * GIB,
+    )  # fmt: skip
+    survey = Survey(
+        repeated_class="my.model.Block", repeated_count=12, repeated_bytes=9 * GIB, is_autocast=False,
+        parameter_bytes={"float32": 4 * GIB}, keeps_gradients=True, late_gradient_bytes=4 * GIB,
+        optimizers=(optimizer,), has_bitsandbytes=True, has_smaller_batch=True,
+    )  # fmt: skip
+    lines = []
+    for card in ("rtx-3060", "rtx-2080-ti"):
+        for each in alternatives(survey, gpus.find(card), "2.15.0", least_bytes=MIB):
+            lines += [f"{each.title} ({card})", f"  {each.how}", f"  price: {each.price}"]
+    golden("advice-alternatives", "\n".join(lines))
+
+
+def test_passes_of_an_import(golden: Any) -> None:
+    """As `--explain` shows them; the peaks are made up."""
+    results = [
+        PassResult(
+            name=each.name, what=each.what, num_events=number, peak_allocated_bytes=number * MIB,
+            peak_reserved_bytes=2 * number * MIB,
+        )
+        for number, each in enumerate(PASSES, start=1)
+    ]  # fmt: skip
+    golden("import-explain", printed(lambda console: explain.render(results, console)))
+
+
+# --- caveats and refusals ---------------------------------------------------------------------------------------------
+
+
+def caveats_of(trace: Trace) -> list[str]:
+    plain = ("no optimizer step",)
+    return [caveat for caveat in estimate_of(trace).caveats if not caveat.startswith(plain) or not trace.steps]
+
+
+def test_caveats(golden: Any, tmp_path: Path) -> None:
+    total = gpus.find("rtx-3060").total_bytes
+    numbers = iter(range(100))
+
+    def new() -> Path:
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        return folder
+
+    def trained() -> CaptureFolder:
+        return training_run(new())
+
+    def oom_caught() -> CaptureFolder:
+        return trained().journal(
+            "oom", 7, step=1, phase="backward", requested_bytes=4096, message="CUDA out of memory.", where="train.py:3"
+        )
+
+    several = trained()
+    CaptureFolder(several.directory, pid=200).torch().end(0, MIB, (512, MIB))
+    devices = [device(0, MIB, (512, MIB)), {**device(0, 3 * MIB, (512, 3 * MIB)), "device": 1}]
+    several.journal("end", devices=devices)
+    no_history = trained()
+    (no_history.directory / "history-100-0.marshal").unlink()
+    other_history = CaptureFolder(new()).torch().history(("segment_alloc", SEGMENT, 2 * MIB, 1)).end(
+        0, 2 * MIB, (512, 2 * MIB)
+    )  # fmt: skip
+    read = {"bytes": 4, "what": "item"}
+    size = "where: decides a size, --assume typical: "
+    cpu = CaptureFolder(new()).journal("torch", version="2.13.0+cpu", cuda=None, cudnn=None, engine="cpu")
+    traces = {
+        "several processes and devices": several.trace(),
+        "managed memory": trained().native(1, "cudaMallocManaged", 1 << 32, 2 * MIB, 0, 2 * MIB).trace(),
+        "an OOM that was caught": oom_caught().trace(),
+        "close to the limit": CaptureFolder(new()).torch().end(0, total - 400 * MIB, (9, total - 400 * MIB)).trace(),
+        "one value read": trained().journal("unknown_read", where="train.py:9", count=1, **read).trace(),
+        "values read": trained()
+        .journal("unknown_read", where="train.py:9", count=1, **read)
+        .journal("unknown_read", where="train.py:12", count=2, **read)
+        .trace(),
+        "sizes decided by unknown values": trained()
+        .journal("unknown_read", bytes=80, where="train.py:7", what=size + "8 of 16", count=1)
+        .journal("unknown_read", bytes=80, where="train.py:7", what=size + "4 of 8", count=1)
+        .trace(),
+        "cuDNN not asked": trained().call(*RULED, workspace_source=BY_RULE).trace(),
+        "no cuDNN": cpu.call(*RULED, workspace_source=BY_RULE).end(0, MIB, (512, MIB)).trace(),
+        "recurrent": trained().native(4, "cudnnRNNForward", 0).trace(),
+        "fft": trained().native(4, "cufftXtExec", 0).trace(),
+        "solver": trained().native(4, "cusolverDnXgeqrf", 0).trace(),
+        "sparse": trained().native(4, "cusparseSpMM", 0).trace(),
+        "sparse, entries unknown": trained()
+        .call(SPARSE, "cusparseSpGEMM_compute", entries=7, entries_are=ENTRIES.index("bound"))
+        .trace(),
+        "profiler": trained().native(4, "cuptiActivityEnable", 0).trace(),
+        "killed at exit": trained().trace(exit_status=-6),
+        "os._exit": replace(trained().trace(), is_ended=False),
+        "a thread failed": trained()
+        .journal("exception", 11, type="ValueError", message="bad", where="train.py:3", is_oom=False)
+        .trace(),
+        "no whole history": no_history.trace(),
+        "another history": other_history.trace(),
+    }
+    lines = []
+    for name, trace in traces.items():
+        lines += [f"{name}:", *(f"  ! {caveat}" for caveat in caveats_of(trace)), ""]
+    golden("caveats", without_places("\n".join(lines), tmp_path))
+
+
+def test_refusals(golden: Any, tmp_path: Path) -> None:
+    numbers = iter(range(100))
+
+    def new() -> CaptureFolder:
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        return CaptureFolder(folder)
+
+    def trained() -> CaptureFolder:
+        return training_run(new().directory)
+
+    missing = trained()
+    for name in ("cufftExecC2C", "cufftExecR2C"):
+        missing.native(5, name).journal("unimplemented", name=name, operator="torch.fft.fft", where="train.py:4")
+    raised = trained().journal(
+        "exception", 11, type="ValueError", message="bad\nvalue", where="train.py:3", is_oom=False
+    )
+    traces = {
+        "an exception": raised.trace(exit_status=1),
+        "an exit code": replace(trained().trace(exit_status=3), is_ended=False),
+        "SIGKILL": replace(trained().trace(exit_status=-9), is_ended=False),
+        "SIGSEGV before a step": replace(new().torch().trace(exit_status=-11), is_ended=False),
+        "a timeout": trained().trace(is_timed_out=True, exit_status=-15),
+        "no Python": new().trace(),
+        "no torch": new().journal("process").trace(),
+        "no GPU": new().journal("process").journal("torch", version="2.15.0", cuda="13.2", cudnn=92600).trace(),
+        "an unsupported function": missing.trace(exit_status=1),
+        "refused in the child": new().journal("unsupported", what="two ranks", hint="Run one").trace(exit_status=2),
+    }
+    lines = []
+    for name, trace in traces.items():
+        with pytest.raises(ForetellError) as refused:
+            estimate_of(trace)
+        lines += [f"{name} (exit code {refused.value.exit_code}):", f"  {refused.value}", ""]
+    golden("refusals", "\n".join(lines))
+
+
+# --- errors of usage --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch_for_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TorchInstall:
+    installed = TorchInstall(folder=tmp_path / "torch", version="2.15.0", cuda="13.2", is_rocm=False)
+    monkeypatch.setattr(commands, "find_torch", lambda python: installed)
+    return installed
+
+
+WRONG = [
+    "rum", "--bogus", "run", "run --bogus x.py", "run --gpu rtx3061 train.py", "run --gpu voodoo train.py",
+    "run --gpu 24GiB,sm42 train.py", "run --gpu 24GiB train.py", "run --gpu 24,sm89 train.py",
+    "run --gpu 24GiB,smx train.py", "run missing.py", "run trian.py", "run folder", "run notes.txt", "run no/such.py",
+    "run -m", "run nosuchcommand", "run --steps some train.py", "run --steps 0 train.py", "run --timeout 0 train.py",
+    "run --context much train.py", "run --used-by-others 5apples train.py", "run --engine tpu train.py",
+    "run --engine virtual --execute train.py", "run --engine virtual --explain train.py",
+    "run --trace no/such/x train.py", "run --trace folder train.py", "run --trace a --json a train.py",
+    "run --profile missing.json train.py", "run --profile notes.txt train.py",
+    "run torchrun train.py", "run -m torch.distributed.run train.py",
+    "run accelerate launch --num_processes 2 train.py",
+    "gpus voodoo", "report missing.trace", "report notes.txt", "what-if fits.trace",
+    "what-if fits.trace --alloc-conf backend:cudaMallocAsync",
+    "what-if oom.trace --gpu rtx-3060", "what-if other.trace --gpu rtx-3060",
+    "diff missing.trace fits.trace", "diff notes.txt fits.trace", "diff fits.trace other.json",
+    "diff fits.trace fits.trace --fail-over lots",
+    "diff fits.trace fits.trace --json fits.trace", "import missing.json", "import notes.txt", "import other.json",
+    "import other.json --torch new", "calibrate --output no/such/x", "calibrate --output x --gpu voodoo",
+    "evaluate missing", "evaluate folder", "evaluate folder --sample 0", "evaluate folder --html no/such/x",
+]  # fmt: skip
+
+
+def test_errors(golden: Any, tmp_path: Path, torch_for_cuda: TorchInstall, capsys: Any) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "other.json").write_text('{"schema": "other/1"}')
+    (tmp_path / "folder").mkdir()
+    captured = training_run(tmp_path / "folder")
+    save(captured.trace(), tmp_path / "fits.trace")
+    final = tuple(replace(each, peak_reserved_bytes=4 * MIB) for each in captured.trace().final)
+    save(replace(captured.trace(), final=final), tmp_path / "other.trace")
+    captured.journal("oom", 11, step=1, phase="forward", requested_bytes=1, message="CUDA out of memory.", where=None)
+    save(captured.trace(exit_status=1), tmp_path / "oom.trace")
+    lines = []
+    for words in WRONG:
+        code = main(words.split())
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        lines += [f"$ foretell {words}", f"{shown.err.rstrip()}", f"exit code {code}", ""]
+        assert code == 2
+    golden("errors", without_places("\n".join(lines), tmp_path))
+
+
+def test_errors_of_the_environment(golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torch(**changes: Any) -> TorchInstall:
+        return replace(TorchInstall(folder=tmp_path, version="2.15.0", cuda="13.2", is_rocm=False), **changes)
+
+    def no_libraries() -> None:
+        raise UnsupportedError("not built")
+
+    monkeypatch.setattr(commands, "library_paths", no_libraries)
+    refused: list[tuple[str, Callable[[], None]]] = [
+        ("macOS", lambda: refuse_platform("darwin", "arm64")),
+        ("Windows", lambda: refuse_platform("win32", "AMD64")),
+        ("Linux on ARM", lambda: refuse_platform("linux", "aarch64")),
+        ("no torch", lambda: refuse_torch(None, "/opt/python")),
+        ("ROCm", lambda: refuse_torch(torch(is_rocm=True), "/opt/python")),
+        ("CPU only", lambda: refuse_torch(torch(cuda=None), "/opt/python")),
+        ("old", lambda: refuse_torch(torch(version="2.0.1"), "/opt/python")),
+        ("WORLD_SIZE", lambda: commands.refuse_launchers(["train.py"], {"WORLD_SIZE": "4"})),
+    ]
+    lines = []
+    for name, refuse in refused:
+        with pytest.raises(UnsupportedError) as error:
+            refuse()
+        lines += [f"{name}:", f"  {error.value}", ""]
+    golden("errors-environment", "\n".join(lines))
+
+
+# --- the other commands -----------------------------------------------------------------------------------------------
+
+
+def test_gpus(golden: Any, capsys: Any) -> None:
+    assert main(["gpus"]) == 0
+    golden("gpus", capsys.readouterr().out)
+
+
+def test_what_if(golden: Any, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "run").mkdir()
+    save(training_run(tmp_path / "run").trace(), tmp_path / "job.trace")
+    lines = []
+    for words in ("--gpu rtx-4060", "--gpu 256MiB,sm89 --context 255MiB", "--alloc-conf expandable_segments:True"):
+        code = main(["what-if", "job.trace", *words.split()])
+        lines += [f"$ foretell what-if job.trace {words}", capsys.readouterr().out.rstrip(), f"exit code {code}", ""]
+    golden("what-if", "\n".join(lines))
+
+
+def test_diff(golden: Any) -> None:
+    before = summary(
+        block(900 * MIB), block(300 * MIB, "Net.head", category="gradient"), block(7 * MIB, None, name="weight"),
+        path="main.trace",
+    )  # fmt: skip
+    after = summary(
+        *(block(60 * MIB, f"Net.layers.{i}.mlp") for i in range(14)), block(1100 * MIB), block(7 * MIB, None, name="w"),
+        path="branch.trace", gpu="a100-80gb", torch="2.6.0", verdict="oom", oom_step=2,
+        command=("/usr/bin/python", "train.py", "--batch-size", "8"),
+    )  # fmt: skip
+    pairs = ((before, after), (before, before), (after, before), (before, replace(before, blocks=None, modules=None)))
+    differences = [compare(*pair) for pair in pairs]
+    shown = [printed(functools.partial(diff_text.render, each)) for each in differences]
+    golden("diff", "\n----\n".join(shown))
+
+
+def test_doctor(golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """What it looks at is made up, so that it says the same on every machine."""
+    captured = training_run(tmp_path)
+    trace = {"now": captured.trace()}
+
+    def run(job: Any) -> Run:
+        return Run(job=job, trace=trace["now"])
+
+    def failing(job: Any) -> Run:
+        raise UnsupportedError("this script needs CUDA functions")
+
+    def no_libraries() -> None:
+        raise UnsupportedError("The virtual GPU has not been built.")
+
+    installed = TorchInstall(folder=Path("/opt/torch"), version="2.15.0+cu132", cuda="13.2", is_rocm=False)
+    paths = SimpleNamespace(cuda=Path("/opt/foretell/libcuda.so.1"), nvml=Path("/opt/foretell/libnvidia-ml.so.1"))
+    monkeypatch.setattr(doctor, "__version__", "0.1.0")
+    monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.11.7")
+    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(doctor, "find_torch", lambda python: installed)
+    monkeypatch.setattr(doctor, "library_paths", lambda: paths)
+    monkeypatch.setattr(doctor, "cuda_imports", lambda libraries: {"cudaMalloc", "cudaFree"})
+    monkeypatch.setattr(doctor, "dynamic_symbols", lambda path: (set(), {"cudaMalloc", "cudaFree"}))
+    monkeypatch.setattr(doctor.api, "run", run)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/" + name)
+    shown = []
+
+    def examined(title: str, code: int) -> None:
+        assert main(["doctor", "--python", "python"]) == code
+        shown.append(f"--- {title}\n" + re.sub(r"\d+\.\d s", "1.2 s", capsys.readouterr().out))
+
+    examined("all is well", 0)
+    trace["now"] = captured.call(*RULED, workspace_source=BY_RULE).trace()
+    monkeypatch.setattr(doctor, "dynamic_symbols", lambda path: (set(), {"cudaMalloc"}))
+    examined("warnings", 0)
+    monkeypatch.setattr(doctor.api, "run", failing)
+    examined("the self-test fails", 2)
+    monkeypatch.setattr(doctor, "library_paths", no_libraries)
+    examined("not built", 2)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    examined("not built, no compiler", 2)
+    monkeypatch.setattr(doctor, "find_torch", lambda python: replace(installed, cuda=None, version="2.13.0+cpu"))
+    monkeypatch.setattr(doctor.api, "run", run)
+    examined("torch without CUDA", 0)
+    monkeypatch.setattr(doctor, "find_torch", lambda python: None)
+    examined("no torch", 2)
+    golden("doctor", "\n".join(shown))
