@@ -102,9 +102,23 @@ def test_closing_ends_what_runs_and_all_that_it_started(tmp_path: Path) -> None:
         future = pool.submit(lambda program, warm: warm.run(program, Watch(tmp_path)), program)
         pids = [int(word) for word in (tmp_path / "started").read_text().split()]
         pool.close()
-        with pytest.raises(UnsupportedError, match="died"):
+        with pytest.raises(UnsupportedError, match="cancelled"):
             future.result(60)
     assert [is_alive(pid) for pid in pids] == [False, False]
+
+
+def test_a_warm_process_that_is_killed_takes_its_run_with_it_and_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "started")
+    code = f"import os, time; open({str(tmp_path / 'started')!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"
+    (tmp_path / "run.py").write_text(code + "time.sleep(600)")
+    with Pool(1) as pool:
+        program = plain_program(tmp_path, "run.py")
+        future = pool.submit(lambda program, warm: warm.run(program, Watch(tmp_path)), program)
+        run, server = (int(word) for word in (tmp_path / "started").read_text().split())
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(UnsupportedError, match="the warm process died"):
+            future.result(60)
+        assert not is_alive(run)
 
 
 # --- warm processes ---------------------------------------------------------------------------------------------------

@@ -85,13 +85,17 @@ class Warm:
         key = (program.argv[0], str(sees_card), *fixed)
         with self._lock:
             if self._is_closed:
-                raise UnsupportedError("cancelled; the warm processes have been stopped.")
+                raise _cancelled()
             server = self._servers.get(key)
             if server is None or not server.is_alive():
                 self._folder = self._folder or Path(tempfile.mkdtemp(prefix="foretell-warm-"))
                 server = self._servers[key] = _Server(program, self._folder / str(len(self._servers)))
         server.wait_until_ready()
         return server
+
+
+def _cancelled() -> UnsupportedError:
+    return UnsupportedError("cancelled; the warm processes have been stopped.")
 
 
 class _Server:
@@ -106,6 +110,7 @@ class _Server:
         if "FORETELL_LOG" in self.environment:
             self.environment["FORETELL_LOG"] = str(folder / "native")
         self.fork_pid: int | None = None
+        self._is_closed = False
         with open(self._log, "a") as log:
             self._process = subprocess.Popen(
                 [program.argv[0], str(_SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
@@ -135,7 +140,7 @@ class _Server:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
 
     def read(self, seconds: float | None) -> dict[str, Any] | None:
-        """The next line, None when it has died; TimeoutError when none has come after so long."""
+        """The next line, None when it has died or was closed; TimeoutError when none has come after so long."""
         assert self._process.stdout is not None
         handle = self._process.stdout.fileno()
         while b"\n" not in self._unread:
@@ -146,10 +151,13 @@ class _Server:
                 return None
             self._unread += piece
         line, _, self._unread = self._unread.partition(b"\n")
-        return dict(json.loads(line))
+        return None if self._is_closed else dict(json.loads(line))
 
     def died(self) -> UnsupportedError:
+        was_closed = self._is_closed
         self.close()
+        if was_closed:
+            return _cancelled()
         return UnsupportedError(f"the warm process died. Its last output:\n{self.last_words()}")
 
     def last_words(self) -> str:
@@ -158,6 +166,7 @@ class _Server:
         return ""
 
     def close(self) -> None:
+        self._is_closed = True  # first: how a fork that is killed here has ended is no result
         for pid in (self.fork_pid, self._process.pid):
             if pid is not None:
                 _end_group(pid)
@@ -182,7 +191,7 @@ class _Fork:
         assert isinstance(program.stdout, Path), program.stdout
         assert isinstance(program.stderr, Path), program.stderr
         self._server = server
-        self._exit_status: int | None = None
+        self._exit_status: int | UnsupportedError | None = None
         server.ask(
             {
                 "argv": program.argv[1:],
@@ -203,14 +212,14 @@ class _Fork:
         if self._exit_status is None:
             with contextlib.suppress(TimeoutError):
                 answer = self._server.read(seconds)
-                if answer is None:
-                    raise self._server.died()
-                self._exit_status = answer["exit_status"]
+                self._exit_status = self._server.died() if answer is None else answer["exit_status"]
                 self._server.fork_pid = None
         return self._exit_status is not None
 
     def exit_status(self) -> int:
         assert self._exit_status is not None, f"{self.pid} has not ended"
+        if isinstance(self._exit_status, UnsupportedError):
+            raise self._exit_status
         return self._exit_status
 
 

@@ -28,6 +28,7 @@ ASKS_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 INITIALISES_CUDA = "deepspeed"
 """Others import it when it is installed, and its import makes a CUDA context, which no fork could use."""
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PR_SET_PDEATHSIG = 1
 SEES_CARD = "FORETELL_LOG" in os.environ
 """Else the forks see the machine as it is: no card, no hooks."""
 
@@ -103,8 +104,10 @@ def as_the_forks_will(torch: Any) -> Iterator[None]:
 
 def run(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
     import_all(job["modules"])
+    server = os.getpid()
     child = os.fork()
     if child == 0:
+        end_with(server)
         os.setsid()  # everything it starts can be found and ended
         os.close(questions)
         os.close(answers)
@@ -113,6 +116,13 @@ def run(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
     wait(child, questions)
     _, status = os.waitpid(child, 0)
     tell(answers, {"exit_status": os.waitstatus_to_exitcode(status)})
+
+
+def end_with(server: int) -> None:
+    """A server that is killed cannot end its fork."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
 
 
 def wait(child: int, questions: int) -> None:
