@@ -50,7 +50,7 @@ def _described(text: str) -> Gpu:
     if not 2 <= len(parts) <= 3:
         raise UsageError(usage)
     total_bytes = parse_bytes(parts[0])
-    capability_match = re.fullmatch(r"(?:sm|cc)?[_ ]?(\d+?)[.]?(\d)[a-z]?", parts[1].lower())
+    capability_match = re.fullmatch(r"(?:sm|cc)?[_ ]?(\d+?)[.]?(\d)[af]?", parts[1].lower())
     sms_match = re.fullmatch(r"(\d+) ?sms?", parts[2].lower()) if len(parts) == 3 else None
     if capability_match is None or (len(parts) == 3 and sms_match is None):
         raise UsageError(usage)

@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 
+from ..errors import UsageError
 from ..units import MIB
 from ..versions import (
     LAST_DIVISION_STAYS,
@@ -63,6 +64,46 @@ class AllocatorSettings:
             if parts > 1 and size > 512 * parts:
                 return _round_up_to_part_of_power_of_two(size, parts)
         return (size + 511) // 512 * 512
+
+
+_SETTING = re.compile(r"\s*(\w+)\s*:\s*(\[[^]]*\]|[^,\[\]]+?)\s*(?:,|$)")
+_MIB = (r"\d+", "a whole number of MiB")
+_SWITCH = (r"(?i:true|false)", "True or False")
+_OPTIONS = {
+    "backend": ("native|cudaMallocAsync", "native or cudaMallocAsync"),
+    "expandable_segments": _SWITCH,
+    "garbage_collection_threshold": (r"0?\.\d+|0|1(\.0*)?", "a number between 0 and 1, such as 0.8"),
+    "large_segment_size_mb": _MIB,
+    "max_non_split_rounding_mb": _MIB,
+    "max_split_size_mb": _MIB,
+    "roundup_power2_divisions": (r"\d+|\[.*\]", "a number, or a list such as [256:1,512:2,>:4]"),
+    # These change neither blocks nor segments.
+    "pinned_num_register_threads": (r"\d+", "a number"),
+    "pinned_use_background_threads": _SWITCH,
+    "pinned_use_cuda_host_register": _SWITCH,
+    "release_lock_on_cudamalloc": _SWITCH,
+}
+"""Of each option, the pattern of its values and what to tell who gives another one."""
+
+
+def check_alloc_conf(text: str) -> None:
+    """Raise UsageError for settings that PyTorch, or a replay, would not take. `AllocatorSettings.parse` does not
+    check: the settings of a recorded run come from PyTorch, which has accepted them."""
+    at = 0
+    while at < len(text) or not text:
+        found = _SETTING.match(text, at)
+        if found is None:
+            raise UsageError(
+                f"--alloc-conf {text}: expected NAME:VALUE[,NAME:VALUE...] at {text[at:]!r}, for example "
+                "expandable_segments:True,max_split_size_mb:128."
+            )
+        name, value = found[1], found[2]
+        if name not in _OPTIONS:
+            raise UsageError(f"--alloc-conf: unknown option {name!r}. Known: {', '.join(sorted(_OPTIONS))}.")
+        pattern, allowed = _OPTIONS[name]
+        if not re.fullmatch(pattern, value):
+            raise UsageError(f"--alloc-conf: {name} cannot be {value!r}; it takes {allowed}.")
+        at = found.end()
 
 
 _NUM_DIVISIONS = 16

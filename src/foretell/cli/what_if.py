@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from foretell import gpus
-    from foretell.allocator import AllocatorSettings
+    from foretell.allocator import AllocatorSettings, check_alloc_conf
     from foretell.analysis.verdict import estimate_of
     from foretell.analysis.what_if import what_if
     from foretell.cli.files import check_targets, write_reports
@@ -64,6 +64,7 @@ def execute(options: argparse.Namespace) -> int:
     trace = load(options.trace)
     settings = None
     if options.alloc_conf is not None:
+        check_alloc_conf(options.alloc_conf)
         settings = AllocatorSettings.parse(options.alloc_conf, trace.torch_version)
     found = what_if(
         trace,
@@ -128,4 +129,5 @@ def _show(options: argparse.Namespace, estimate: Estimate, found: WhatIf) -> Non
         print(f"  recorded: allocated {format_bytes(found.recorded.peak.allocated_bytes)}, "
               f"reserved {format_bytes(found.recorded.peak.reserved_bytes)}")  # fmt: skip
         if found.num_retries:
-            print(f"  the cache had to be emptied {found.num_retries} times, which costs time")
+            times = "once" if found.num_retries == 1 else f"{found.num_retries} times"
+            print(f"  the cache had to be emptied {times}, which costs time")
