@@ -1,1 +1,1 @@
-"""Ways to a trace other than the virtual GPU: a CUDA device written in Python, and an imported CPU profile."""
+"""Engines other than the virtual GPU: a CUDA device written in Python, and imported CPU profiles."""

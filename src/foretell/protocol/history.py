@@ -18,5 +18,6 @@ COLUMNS: Final = {
 }  # fmt: skip
 """Each event's values, by the type letters of the array module. `stack` and `origin` are row numbers, or
 marks.NOTHING."""
-ORIGIN: Final = ("operator", "kernel", "module", "rule", "phase")
+ORIGIN_NAMES: Final = ("operator", "kernel", "kernel_reason", "module", "rule")
+ORIGIN: Final = (*ORIGIN_NAMES, "phase")
 """What an allocation is for, as far as the process knows it; None where it does not."""

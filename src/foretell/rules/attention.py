@@ -1,8 +1,8 @@
-"""Which kernel PyTorch chooses for scaled_dot_product_attention on a card, why not another one, and what the chosen one
-takes and saves beside its results. Standard library only.
+"""Which kernel PyTorch chooses for scaled_dot_product_attention on a card, why it rejects the others, and which extra
+memory the chosen one uses and saves. Standard library only.
 
-As sdp_utils.cpp has it: each fused kernel has a list of constraints, and the first kernel that meets all of its own is
-taken (read from torch 2.6 and 2.15). The words of a constraint say why the kernel is not taken.
+As in sdp_utils.cpp: each fused kernel has a list of constraints, and the first kernel that meets all of its own is
+chosen (read from torch 2.6 and 2.15). The text of a constraint says why the kernel is rejected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """One call."""
+    """One call of scaled_dot_product_attention."""
 
     query: Operand
     key: Operand
@@ -64,12 +64,12 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """Where it runs."""
+    """The card, the torch version and its settings."""
 
     compute_capability: tuple[int, int]
     torch_version: Version
     enabled: frozenset[Backend] = frozenset(("cudnn", "flash", "efficient", "math"))
-    """torch.backends.cuda.enable_flash_sdp and its like."""
+    """Set by torch.backends.cuda.enable_flash_sdp and the like."""
     prefers_cudnn: bool = True
     """On Hopper and B200, unless TORCH_CUDNN_SDPA_DEPRIORITIZED is set."""
 
@@ -79,7 +79,7 @@ class Platform:
 
     @property
     def alignment(self) -> dict[bool, int]:
-        """Of the width for memory-efficient attention, in elements: by whether they are in half precision."""
+        """Required alignment of the width for memory-efficient attention, in elements; the key is "half precision"."""
         if self.is_ampere:
             return {True: 8, False: 4}
         return {True: 8 if self.compute_capability >= (7, 0) else 1, False: 1}
@@ -89,7 +89,13 @@ class Platform:
 class Choice:
     backend: Backend
     why_not: dict[Backend, str] = field(default_factory=dict)
-    """Of each fused kernel that could not be taken: the first constraint it does not meet."""
+    """For each fused kernel that cannot be used: the first constraint it does not meet."""
+
+    @property
+    def why_not_flash(self) -> str | None:
+        """`not flash: not in half precision`, for `--explain`."""
+        why = self.why_not.get("flash")
+        return None if why is None else f"not flash: {why}"
 
 
 def choose(attention: Attention, platform: Platform) -> Choice:
@@ -110,7 +116,7 @@ def _first_allowed(why_not: dict[Backend, str], platform: Platform) -> Backend:
 
 
 def unmet(backend: Backend, attention: Attention, platform: Platform) -> str | None:
-    """Why this kernel cannot be taken; None: it can."""
+    """Why this kernel cannot be used; None: it can."""
     if backend not in platform.enabled:
         return "switched off"
     constraints = (*_OF_ALL, *CONSTRAINTS[backend])
@@ -142,7 +148,8 @@ def _has_rows(attention: Attention, platform: Platform) -> bool:
 
 
 def _is_narrow_for_a_gradient(attention: Attention, platform: Platform) -> bool:
-    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: too little shared memory there."""
+    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: these cards have too little shared
+    memory."""
     has_little = platform.compute_capability in ((8, 6), (8, 9), (12, 0), (12, 1))
     width = attention.query.width
     return not (has_little and attention.needs_grad) or width <= 192 or (attention.dropout == 0 and width > 224)
@@ -204,21 +211,21 @@ CONSTRAINTS: dict[Backend, tuple[Constraint, ...]] = {
         Constraint("a dropout that is no sixteenth", lambda a, _: float(a.dropout * 16).is_integer()),
     ),
 }
-"""In the order in which they are asked for reasons."""
+"""In the order in which they are checked."""
 
 
 # --- what the kernels take --------------------------------------------------------------------------------------------
 
 
 def log_sum_exp_bytes(backend: Backend, query: tuple[int, ...]) -> int:
-    """Saved for the backward pass, in single precision: memory-efficient attention pads rows to 32."""
+    """The log-sum-exp saved for the backward pass, in single precision; memory-efficient attention pads rows to 32."""
     batch, heads, length, _ = query
     return 4 * batch * heads * (_up(length, 32) if backend == "efficient" else length)
 
 
 def flash_sums(query: tuple[int, ...], key: tuple[int, ...], element_bytes: int) -> tuple[int, ...]:
-    """mha_bwd of flash-attention, in bytes: sums in single precision, and with groups of queries keys and values for
-    each of them. All are held at once."""
+    """mha_bwd of flash-attention, in bytes: sums in single precision and, with grouped queries, expanded gradients of
+    keys and values. All are held at once."""
     batch, heads, length, width = query
     rows, columns = _up(length, 128), _up(width, 32) if width <= 192 else 256
     sums = (batch * heads * rows * 4, batch * rows * heads * columns * 4)
@@ -227,7 +234,7 @@ def flash_sums(query: tuple[int, ...], key: tuple[int, ...], element_bytes: int)
 
 
 class EfficientSums(NamedTuple):
-    """In bytes: `product`, in single precision only, is given back before `workspace` is taken."""
+    """In bytes. `product`, for single precision only, is freed before `workspace` is allocated."""
 
     delta: int
     product: int

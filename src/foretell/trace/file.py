@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 from foretell.allocator import AllocatorSettings
 from foretell.errors import TraceError
 from foretell.protocol import native_log
-from foretell.protocol.history import ACTIONS
+from foretell.protocol.history import ACTIONS, ORIGIN_NAMES
 from foretell.records import CATEGORIES, Gpu, LibraryBytes, OutOfMemory
 from foretell.trace.records import (
     PHASES,
@@ -60,7 +60,6 @@ _TABLES = {
     "convolutions": Convolutions, "products": MatrixProducts, "collectives": Collectives, "recurrent": RecurrentNets,
     "sparse": SparseResults, "labels": Labels, "spans": Spans, "origins": Origins,
 }  # fmt: skip
-_NAMES_OF_ORIGINS = ("operator", "kernel", "module", "rule")
 _ADVICE = "Record a new one with `foretell run --trace FILE ...`."
 
 
@@ -163,7 +162,7 @@ def _check_numbers(trace: Trace) -> None:
         ("collectives", trace.collectives.operation, len(native_log.COLLECTIVES)),
         ("origins", trace.memory.origin, len(trace.origins.operator)),
         ("callers", trace.origins.caller, len(trace.origins.operator)),
-        *(("names of origins", getattr(trace.origins, name), len(trace.owners)) for name in _NAMES_OF_ORIGINS),
+        *(("names of origins", getattr(trace.origins, name), len(trace.owners)) for name in ORIGIN_NAMES),
         ("phases of origins", trace.origins.phase, len(PHASES)),
         ("phases", trace.spans.phase, len(PHASES)),
         ("places of spans", trace.spans.where, len(trace.owners)),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from foretell.protocol.history import ORIGIN_NAMES
 from foretell.trace.records import PHASES, Origin, Origins
-
-_NAMED = ("operator", "kernel", "module", "rule")
 
 
 class Names:
@@ -36,7 +35,7 @@ class OriginTable:
             return number
         if origin == Origin():
             return -1
-        for column in _NAMED:
+        for column in ORIGIN_NAMES:
             getattr(self.rows, column).append(self._names.number(getattr(origin, column)))
         self.rows.phase.append(-1 if origin.phase is None else PHASES.index(origin.phase))
         self.rows.caller.append(-1 if origin.caller is None else origin.caller)

@@ -93,6 +93,8 @@ class Origins:
     operator: array[int] = field(default_factory=_i32)
     kernel: array[int] = field(default_factory=_i32)
     """Which implementation the operator chose, where it has several: of attention, `flash`."""
+    kernel_reason: array[int] = field(default_factory=_i32)
+    """Why it did not choose the usual one: `not flash: not in half precision`."""
     module: array[int] = field(default_factory=_i32)
     rule: array[int] = field(default_factory=_i32)
     """Why the kernel takes memory that is not its result: `cuBLAS workspace`."""
@@ -108,6 +110,7 @@ class Origin:
 
     operator: str | None = None
     kernel: str | None = None
+    kernel_reason: str | None = None
     module: str | None = None
     rule: str | None = None
     phase: Phase | None = None
@@ -390,6 +393,7 @@ class Trace:
         return Origin(
             operator=name(rows.operator),
             kernel=name(rows.kernel),
+            kernel_reason=name(rows.kernel_reason),
             module=name(rows.module),
             rule=name(rows.rule),
             phase=PHASES[phase] if phase >= 0 else None,

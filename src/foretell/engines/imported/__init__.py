@@ -1,5 +1,5 @@
-"""The second way: a job recorded on the CPU, rewritten as a card would have had it, and played on PyTorch's allocator
-written again in Python. Nothing here imports torch."""
+"""Estimates from a CPU profile: rewrites a job recorded on the CPU as a card would run it, and replays it on a Python
+implementation of PyTorch's allocator. Nothing here imports torch."""
 
 from foretell.engines.imported.analysis import RecordedJob, analyse
 from foretell.engines.imported.card import Card

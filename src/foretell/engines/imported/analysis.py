@@ -1,5 +1,4 @@
-"""The memory blocks of a profiled job, each with its lifetime, and with the operator, phase and step
-each belongs to."""
+"""Memory blocks of a profiled job: the lifetime, operator, phase and step of each."""
 
 from __future__ import annotations
 
@@ -15,23 +14,23 @@ from foretell.records import Category, Phase
 _BACKWARD = "autograd::engine::evaluate_function: "
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::_addmm_activation"}
 _SECTION = re.compile(r"^(Optimizer\.|ProfilerStep#|enumerate\(DataLoader)")
-"""Annotations of PyTorch's own, which end a forward pass."""
+"""PyTorch's own annotations, which end a forward pass."""
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobBlock:
-    """Memory from its birth to its death."""
+    """A memory block from allocation to free."""
 
     num_bytes: int
     born: Moment
     died: Moment
-    """NEVER where it outlives the recording."""
+    """NEVER if it outlives the recording."""
     operator: int | None
-    """Number of the innermost operator at its birth."""
+    """Number of the innermost operator that was running when it was allocated."""
     category: Category = "temporary"
     is_optional: bool = False
-    """Where there is no room for it the kernel does without."""
+    """If memory is short, the kernel runs without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +45,14 @@ class Span:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
     name: str
-    """Of the class: `AdamW`."""
+    """Class name: `AdamW`."""
     begin: Moment
     end: Moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Operators of one phase, one after the other."""
+    """Consecutive operators of one phase."""
 
     phase: Phase
     begin: Moment
@@ -62,47 +61,48 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedJob:
-    """The operators stay as they were recorded; the passes change the blocks alone."""
+    """A recorded job. Passes change only the blocks; the operators stay as recorded."""
 
     operators: tuple[Operator, ...]
     phases: tuple[Phase, ...]
-    """Of each operator."""
+    """Phase of each operator."""
     stretches: tuple[Stretch, ...]
-    """In order, without those of phase `other`."""
+    """In order, without those of the phase `other`."""
     nodes: dict[int, Operator]
-    """Number of a forward operator -> its node of the backward pass, at work."""
+    """Number of a forward operator -> its autograd node, as run in the backward pass."""
     optimizer_steps: tuple[OptimizerStep, ...]
     step_ends: tuple[Moment, ...]
     first_training_tick: Moment
-    """Before it the model is built and the first batch is made."""
+    """Until then the model is built and the first batch is made."""
     blocks: tuple[JobBlock, ...] = ()
 
     def outer(self, number: int | None) -> Iterator[int]:
-        """An operator and those it was called by, from the inside out."""
+        """An operator and its callers, innermost first."""
         while number is not None:
             yield number
             number = self.operators[number].parent
 
     def top(self, number: int) -> int:
-        """The outermost operator around it that is one of PyTorch's."""
+        """The outermost enclosing operator of PyTorch's own."""
         return [at for at in self.outer(number) if at == number or not self.operators[at].is_annotation][-1]
 
     def within(self, number: int | None, *names: str) -> int | None:
-        """The operator itself or the innermost around it that has one of these names."""
+        """The operator itself, or the innermost enclosing one, that has one of these names."""
         return next((at for at in self.outer(number) if self.operators[at].name in names), None)
 
     def numbers(self, span: Span) -> range:
-        """Of the operators that begin in it."""
+        """Numbers of the operators that begin in the span."""
         begin, end = (bisect_left(self.operators, tick, key=lambda o: o.begin) for tick in (span.begin, span.end))
         return range(begin, end)
 
     def parts(self, number: int) -> range:
-        """An operator and those it called."""
+        """Numbers of an operator and all operators it calls."""
         operator = self.operators[number]
         return self.numbers(Span(begin=operator.begin, end=operator.end))
 
     def backward_of(self, number: int) -> Span | None:
-        """From the first to the last node that an operator's parts made: they have numbers of their own."""
+        """From the first to the last autograd node made by an operator's parts, each of which has a sequence number of
+        its own."""
         nodes = [self.nodes[at] for at in self.parts(number) if at in self.nodes]
         if not nodes:
             return None
@@ -115,13 +115,13 @@ class RecordedJob:
         return bisect_left(self.step_ends, tick)
 
     def next_compute(self, tick: Moment) -> Moment | None:
-        """Where the model runs next; None after it has run for the last time."""
+        """When the model runs next; None after its last run."""
         at = bisect_left(self.stretches, tick, key=lambda stretch: stretch.begin)
         later = (s.begin for s in self.stretches[at:] if s.phase in ("forward", "evaluation"))
         return next(later, None)
 
     def end_of(self, phase: Phase, tick: Moment) -> Moment:
-        """Where the stretch of this phase ends that is under way at that tick."""
+        """End of the stretch of this phase that contains the tick."""
         at = bisect_left(self.stretches, tick, key=lambda stretch: stretch.end)
         return self.stretches[at].end if at < len(self.stretches) and self.stretches[at].phase == phase else tick
 
@@ -145,8 +145,8 @@ def analyse(profile: CpuProfile) -> RecordedJob:
 
 
 def _phases(operators: tuple[Operator, ...]) -> tuple[Phase, ...]:
-    """Forward is what made a node of the backward pass, and all between such operators; the same without a backward
-    pass is evaluation, known by its products."""
+    """Phase of each operator. Forward: operators that made an autograd node, and everything between them. The same
+    without a backward pass is evaluation, recognized by its matrix products."""
     found: list[Phase] = []
     for operator in operators:
         if _OPTIMIZER_STEP.search(operator.name):
@@ -161,7 +161,7 @@ def _phases(operators: tuple[Operator, ...]) -> tuple[Phase, ...]:
     for run in _runs(operators, [phase == "other" for phase in found], tops):
         at_work = [at for at, number in enumerate(run) if tops[number] in computing]
         if at_work:
-            # A frozen part at the beginning shows only its products, and is forward all the same.
+            # A frozen part at the beginning makes no nodes, only matrix products, and is forward all the same.
             is_forward = any(computing[tops[run[at]]] == "forward" for at in at_work)
             for number in run[at_work[0] : at_work[-1] + 1]:
                 found[number] = "forward" if is_forward else "evaluation"
@@ -169,7 +169,7 @@ def _phases(operators: tuple[Operator, ...]) -> tuple[Phase, ...]:
 
 
 def _runs(operators: tuple[Operator, ...], is_open: list[bool], tops: list[int]) -> Iterator[list[int]]:
-    """Operators one after the other, without a backward pass or an optimizer between them."""
+    """Runs of consecutive operators, without a backward pass or an optimizer between them."""
     run: list[int] = []
     for number, operator in enumerate(operators):
         if not is_open[tops[number]] or _SECTION.search(operator.name):
@@ -181,7 +181,7 @@ def _runs(operators: tuple[Operator, ...], is_open: list[bool], tops: list[int])
 
 
 def _tops(operators: tuple[Operator, ...]) -> list[int]:
-    """For each operator the outermost that is one, and no annotation or Python function."""
+    """For each operator, the outermost enclosing one that is not an annotation or a Python function."""
     tops: list[int] = []
     for number, operator in enumerate(operators):
         parent = operator.parent
@@ -212,7 +212,7 @@ def _optimizer_steps(operators: tuple[Operator, ...]) -> Iterator[OptimizerStep]
 
 
 def _step_ends(operators: tuple[Operator, ...], optimizer_steps: tuple[OptimizerStep, ...]) -> tuple[Moment, ...]:
-    """Where the script calls `profiler.step()` it says itself what a step is, which matters with two optimizers."""
+    """End of each step. If the script calls `profiler.step()`, that defines a step; it matters with two optimizers."""
     said = [operator for operator in operators if operator.name.startswith("ProfilerStep#")]
     trained = [step.end for step in optimizer_steps]
     ends = [
@@ -224,7 +224,8 @@ def _step_ends(operators: tuple[Operator, ...], optimizer_steps: tuple[Optimizer
 
 
 def _nodes(operators: tuple[Operator, ...], phases: Sequence[Phase]) -> dict[int, Operator]:
-    """An operator shows the number that the next node will get: of those with the same one the last has made it."""
+    """Autograd nodes by operator. An operator records the sequence number of the next node, so of several with the same
+    number the last one made the node."""
     makers: dict[int, int] = {}
     nodes: dict[int, Operator] = {}
     for number, operator in enumerate(operators):

@@ -92,11 +92,8 @@ def choices(job: RecordedJob, card: Card) -> Iterator[tuple[int, Attention, Choi
 
 def explained(job: RecordedJob, card: Card) -> str:
     """`12 by efficient (not flash: not in half precision)`; nothing where there is no attention."""
-    counts = Counter((choice.backend, choice.why_not.get("flash")) for _, _, choice in choices(job, card))
-    return ", ".join(
-        f"{count} by {backend}" + (f" (not flash: {why})" if why is not None else "")
-        for (backend, why), count in counts.items()
-    )
+    counts = Counter((choice.backend, choice.why_not_flash) for _, _, choice in choices(job, card))
+    return ", ".join(f"{count} by {backend}" + (f" ({why})" if why else "") for (backend, why), count in counts.items())
 
 
 def backward_temporaries(operator: Operator, card: Card) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Where the job will run."""
+"""The card the job will run on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Card:
     gpu: Gpu
     torch: Version = NEWEST_TORCH
     cublas_config: str = ""
-    """CUBLAS_WORKSPACE_CONFIG of the job, if that is known; never that of the process that imports it."""
+    """CUBLAS_WORKSPACE_CONFIG of the job, if known; never that of the importing process."""
 
     @property
     def cublas(self) -> cublas.Workspaces:

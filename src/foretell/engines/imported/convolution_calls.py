@@ -1,4 +1,4 @@
-"""Convolutions: what cuDNN is called with on a card for those the CPU computed, and what it takes for them."""
+"""Convolutions: the cuDNN calls a card makes for those the CPU computed, and their workspaces."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from foretell.rules.kernels import reduction_buffer
 
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
 _VALUES_AT = {FORWARD: 3, BACKWARD: 4}
-"""Where the arguments that are no tensors begin: stride, padding, dilation, transposed, output padding, groups."""
+"""Position of the first non-tensor argument: stride, padding, dilation, transposed, output padding, groups."""
 _NUM_VALUES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionCalls:
-    """What one operator has cuDNN compute, or PyTorch's own kernels."""
+    """The convolutions of one operator, computed by cuDNN or by PyTorch's own kernels."""
 
     calls: tuple[Convolution, ...]
-    """One for each direction, in the order in which they are computed."""
+    """One per direction, in order of computation."""
     is_by_cudnn: bool
 
 
 def workspaces(job: RecordedJob, card: Card) -> Iterator[JobBlock]:
-    """Each is taken when the result is there that it is for, and the next one is not. Then the bias: a sum, which has a
-    buffer like any other."""
+    """Each workspace is allocated after the result it serves and before the next one. Then comes the bias: a sum, with
+    a reduction buffer like any other."""
     births = [block.born for block in job.blocks]
     for number, operator in enumerate(job.operators):
         found = convolutions_of(operator, card)
@@ -87,7 +87,7 @@ def _bias_buffers(operator: Operator, card: Card) -> tuple[int, ...]:
 
 
 def convolutions_of(operator: Operator, card: Card) -> ConvolutionCalls | None:
-    """None for another operator, and where shapes or values were not recorded."""
+    """None for other operators, or if shapes or values were not recorded."""
     at = _VALUES_AT.get(operator.name)
     values = operator.values[at:] if at is not None else ()
     if at is None or len(operator.tensors) < at - 1 or len(values) < _NUM_VALUES or not values[5].isdigit():
@@ -154,7 +154,7 @@ def _directions(operator: Operator, is_transposed: bool) -> Iterator[Direction]:
 
 
 def _as_two_dimensional(tensor: Tensor) -> Tensor:
-    """view1d_as_2d: one dimension is done as two."""
+    """view1d_as_2d: a one-dimensional convolution is computed as a two-dimensional one."""
     if len(tensor.shape) != 3:
         return tensor
     n, c, length = tensor.shape

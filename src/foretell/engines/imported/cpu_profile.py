@@ -1,8 +1,7 @@
 """Reads a Chrome trace of torch.profiler: operators and memory events on one timeline.
 
-A tick is a place in the order of all begins, ends and memory events: times may be equal, ticks are not, and there is
-room between two of them for what a card does in addition (moments.py). Standard library only: torch is not needed to
-read one.
+A tick is a position in the order of all begins, ends and memory events: times may be equal, ticks are not, and what a
+card does in addition fits between two of them (moments.py). Standard library only: reading a trace does not need torch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _HOW_TO_RECORD = (
     "record_shapes=True) around a few training steps, and save it with export_chrome_trace."
 )
 _CUBLAS_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
-"""As `profiler.add_metadata(name, value)` writes it."""
+"""Key that `profiler.add_metadata(name, value)` writes."""
 _CPU, _CUDA = 0, 1
 """c10::DeviceType."""
 _OPERATORS = ("cpu_op", "user_annotation", "python_function")
@@ -35,18 +34,18 @@ _ELEMENT_BYTES = {
     "unsigned char": 1, "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1,
     "c10::Float8_e5m2": 1,
 }  # fmt: skip
-"""By the name of the C++ type, which is how a profile names element types."""
+"""Keyed by C++ type name, as profiles name element types."""
 _FLOATING_TYPES = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """An input, as record_shapes=True tells it."""
+    """An input tensor, as recorded with record_shapes=True."""
 
     shape: tuple[int, ...]
     element: str
     strides: tuple[int, ...] = field(default=(), compare=False)
-    """Empty where they were not recorded. Tensors that differ in nothing else are alike: parameters are counted so."""
+    """Empty if not recorded. Not compared: parameters are counted by shape and type alone."""
 
     @property
     def element_bytes(self) -> int:
@@ -54,12 +53,12 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """In PyTorch's own words, where rules ask for it."""
+        """PyTorch's name of the type, as the rules expect it."""
         return _FLOATING_TYPES.get(self.element, self.element)
 
     @property
     def is_contiguous(self) -> bool:
-        """Taken to be so where strides were not recorded."""
+        """Assumed true if strides were not recorded."""
         packed = 1
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=False):
             if extent > 1 and stride != packed:
@@ -78,21 +77,21 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """An operator, an annotation or a Python function, from its begin to its end."""
+    """An operator, an annotation or a Python function, from begin to end."""
 
     name: str
     begin: Moment
     end: Moment
     parent: int | None
-    """Number of the one it was called by; None at the top."""
+    """Number of the caller; None at the top."""
     is_annotation: bool = False
-    """Named by the script, the profiler or Python; not an operator of PyTorch's."""
+    """Named by the script, the profiler or Python; not a PyTorch operator."""
     inputs: tuple[Tensor | None, ...] = ()
-    """None where an argument is no tensor."""
+    """None for arguments that are not tensors."""
     values: tuple[str, ...] = ()
-    """The arguments that are no tensors, as text; empty ones where they are."""
+    """Non-tensor arguments as text; empty strings for tensors."""
     sequence: int | None = None
-    """Numbers the nodes of the autograd graph: a node has the number of the operator that made it."""
+    """Sequence number of the autograd node: a node has the number of the operator that made it."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -104,24 +103,24 @@ class MemoryEvent:
     tick: Moment
     address: int
     num_bytes: int
-    """Less than nothing where memory is given back."""
+    """Negative for a free."""
     operator: int | None
-    """The innermost at that moment."""
+    """The innermost running operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuProfile:
     operators: tuple[Operator, ...]
-    """In the order of their begins."""
+    """In order of begin."""
     memory: tuple[MemoryEvent, ...]
     num_ticks: int
     has_shapes: bool
     cublas_config: str = ""
-    """CUBLAS_WORKSPACE_CONFIG of the job, where the script wrote it into the profile."""
+    """CUBLAS_WORKSPACE_CONFIG of the job, if the script wrote it into the profile."""
 
 
 def read(path: Path) -> CpuProfile:
-    """Raises `UsageError` if the file is not a profile, `UnsupportedError` if it cannot be used."""
+    """Read a profile. Raises `UsageError` if the file is not a profile, `UnsupportedError` if it cannot be used."""
     document = _document(path)
     events = [event for event in document["traceEvents"] if isinstance(event, dict)]
     memory = [event for event in events if event.get("name") == "[memory]" and isinstance(event.get("args"), dict)]
@@ -172,7 +171,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _on_one_line(spans: list[dict[str, Any]], memory: list[dict[str, Any]], *, cublas_config: str) -> CpuProfile:
-    """Operators nest by thread: one stack for each."""
+    """Put all events in one order. Operators nest by thread, so each thread has a stack."""
     points: list[tuple[int, int, int, int, dict[str, Any]]] = []  # nanoseconds, kind, order among equals, number, event
     for number, span in enumerate(spans):
         begin, length = _nanoseconds(span["ts"]), _nanoseconds(span.get("dur", 0))
@@ -237,7 +236,8 @@ def _operator(span: dict[str, Any], begin: Moment, parent: int | None, end: Mome
 
 
 def _inputs(arguments: dict[str, Any]) -> Iterator[Tensor | None]:
-    """A list of tensors is one argument, whose shape is a list of shapes: its tensors are given one by one."""
+    """Yield the input tensors. A list of tensors is one argument whose shape is a list of shapes; its tensors come one
+    by one."""
     shapes, types = (arguments.get(key) or [] for key in ("Input Dims", "Input type"))
     strides = arguments.get("Input Strides") or [[]] * len(shapes)
     for shape, element, steps in zip(shapes, types, strides, strict=False):

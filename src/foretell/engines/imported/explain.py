@@ -1,4 +1,4 @@
-"""How each pass changes the peaks, as a table: where an estimate comes from, and where it goes wrong."""
+"""How each pass changes the peaks, as a table: shows where an estimate comes from and where it goes wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PassResult:
     num_events: int
     """Blocks that were added, dropped or changed."""
     peak_allocated_bytes: int
-    """After this pass and all before it, with memory enough."""
+    """After this pass and all before it, with unlimited memory."""
     peak_reserved_bytes: int
 
 

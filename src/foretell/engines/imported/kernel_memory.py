@@ -1,6 +1,6 @@
-"""What kernels take on a card beside their outputs, by operator: small functions in dicts, one for each.
+"""Extra memory of kernels on a card, by operator: one small function each, in dicts.
 
-Sizes were read off the virtual GPU, which runs PyTorch's own host code: torch 2.6.0 and 2.15.0.
+Sizes were measured on the virtual GPU, which runs PyTorch's own host code: torch 2.6.0 and 2.15.0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rule = Callable[[Operator, Card], tuple[int, ...]]
 
 
 def embedding_backward(operator: Operator, card: Card) -> tuple[int, ...]:
-    """When the result is there; what is sorted in before has been given back."""
+    """Allocated after the result; the sort's buffers are already freed."""
     gradient, indices = operator.tensors[:2]
     num = indices.num_elements
     if num <= kernels.FEW_INDICES:
@@ -34,7 +34,7 @@ def embedding_backward(operator: Operator, card: Card) -> tuple[int, ...]:
 
 
 def layer_norm_backward(operator: Operator, card: Card) -> tuple[int, ...]:
-    """layer_norm_kernel.cu: with many rows the gradients of weight and bias are summed in parts."""
+    """layer_norm_kernel.cu: with many rows, the gradients of weight and bias are summed in parts."""
     tensor = operator.tensors[0]
     width = operator.tensors[-1].num_elements
     rows = tensor.num_elements // max(width, 1)
@@ -43,7 +43,7 @@ def layer_norm_backward(operator: Operator, card: Card) -> tuple[int, ...]:
 
 
 def sum_of_rows(operator: Operator, card: Card) -> tuple[int, ...]:
-    """The gradient of a bias."""
+    """The buffer for the gradient of a bias."""
     tensor = operator.tensors[0]
     if len(tensor.shape) != 2 or len(operator.values) < 2 or operator.values[1] != "[0]":
         return ()
@@ -54,7 +54,7 @@ def sum_of_rows(operator: Operator, card: Card) -> tuple[int, ...]:
 
 
 def sort(operator: Operator, card: Card) -> tuple[int, ...]:
-    """Of (tensor, stable, dimension, descending), which the operator without `stable` calls."""
+    """For the overload (tensor, stable, dimension, descending), which the one without `stable` calls."""
     tensor = operator.tensors[0]
     if len(operator.values) != _NUM_SORT_ARGUMENTS or not tensor.num_elements or not tensor.shape:
         return ()
@@ -106,7 +106,8 @@ WORKSPACES: dict[str, Rule] = {
 
 
 def kept_workspaces(job: RecordedJob, card: Card) -> Iterator[JobBlock]:
-    """Before torch 2.15: one for the script's thread and one for autograd's, from the first product on."""
+    """Before torch 2.15: one workspace for the script's thread and one for autograd's, from the first matrix product
+    on."""
     if not card.cublas.is_kept:
         return
     seen = set()
@@ -129,7 +130,7 @@ def kept_workspaces(job: RecordedJob, card: Card) -> Iterator[JobBlock]:
 
 
 def buffers(job: RecordedJob) -> Iterator[int]:
-    """Of batch normalization: running mean and variance, and a count, for each layer of one forward pass."""
+    """Buffers of batch normalization: running mean and variance, and a count, for each layer of one forward pass."""
     most: Counter[Tensor] = Counter()
     current: Counter[Tensor] = Counter()
     for operator, phase in zip(job.operators, job.phases, strict=True):
@@ -142,7 +143,7 @@ def buffers(job: RecordedJob) -> Iterator[int]:
         yield from (tensor.num_bytes, tensor.num_bytes, 8)
 
 
-# --- what no rule is known for ----------------------------------------------------------------------------------------
+# --- operators without a rule -----------------------------------------------------------------------------------------
 
 _UNLIKE = re.compile(
     r"aten::(topk|cumsum|cumprod|unique\w*|_unique2|multinomial|nonzero|masked_select|index_put_?|_index_put_impl_|"
@@ -150,7 +151,7 @@ _UNLIKE = re.compile(
     r"linalg_(?!vector_norm)\w+|_linalg\w*|cholesky\w*|svd|qr|"
     r"native_group_norm\w*|grid_sampler\w*|upsample_bicubic2d\w*|_embedding_bag\w*|median|kthvalue|histc|bincount)$"
 )
-"""Their kernels on a card are known to take memory for themselves, and how much is not known here."""
+"""Operators whose CUDA kernels are known to take extra memory, of unknown size."""
 
 
 def unknown_operators(job: RecordedJob, card: Card) -> Counter[str]:

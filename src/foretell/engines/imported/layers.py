@@ -41,7 +41,7 @@ def layers_of(trace: Trace) -> list[PassResult]:
         _reason(origins[origin]) if action == _ALLOC and origin >= 0 else None
         for action, origin in zip(events.action, events.origin, strict=True)
     ]
-    kernels = sorted({origin.kernel for origin in origins if origin.kernel and origin.operator == _ATTENTION})
+    attention = ", ".join(sorted({_kernel(origin) for origin in origins if origin.operator == _ATTENTION}))
     results: list[PassResult] = []
     chosen: set[str] = set()
     for name, what in _order({reason for reason in reasons if reason}):
@@ -51,8 +51,8 @@ def layers_of(trace: Trace) -> list[PassResult]:
         allocator = CachingAllocator(settings=trace.allocator)
         outcome = play_again(_only(events, kept), allocator, device=trace.busiest_device)
         count = reasons.count(name)
-        if name == "forward" and kernels:
-            what = f"{what}; attention by {', '.join(kernels)}, as the card would choose"
+        if name == "forward" and attention:
+            what = f"{what}; attention by {attention}, as the card would choose"
         results.append(
             PassResult(
                 name=name,
@@ -63,6 +63,12 @@ def layers_of(trace: Trace) -> list[PassResult]:
             )
         )
     return results
+
+
+def _kernel(origin: Origin) -> str:
+    """`efficient (not flash: not in half precision)`."""
+    reason = f" ({origin.kernel_reason})" if origin.kernel_reason else ""
+    return f"{origin.kernel}{reason}"
 
 
 def _reason(origin: Origin) -> str:

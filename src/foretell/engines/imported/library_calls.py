@@ -1,4 +1,4 @@
-"""Which of NVIDIA's libraries a job would have called on a card, and how: they take memory of their own there."""
+"""Which of NVIDIA's libraries a job would call on a card, and how: each takes memory of its own there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ConvolutionCall:
 
 
 def library_calls(job: RecordedJob, card: Card) -> tuple[LibraryCall | ConvolutionCall, ...]:
-    """One for each kind of product, normalization and recurrent net, and every convolution."""
+    """One call for each kind of matrix product, normalization and recurrent net, and every convolution."""
     called: dict[str, None] = {}
     convolutions: list[ConvolutionCall] = []
     replaced = recurrent_calls.replaced_operators(job, card)
@@ -47,7 +47,7 @@ def library_calls(job: RecordedJob, card: Card) -> tuple[LibraryCall | Convoluti
 
 
 def _convolution_calls(operator: Operator, card: Card) -> Iterator[ConvolutionCall]:
-    """One of a forward operator, one for each gradient that is wanted of a backward one."""
+    """One call for a forward operator; for a backward one, a call for each gradient it computes."""
     found = convolutions_of(operator, card)
     if found is None or not found.is_by_cudnn:
         return

@@ -1,6 +1,6 @@
-"""When something happens in a recorded job: a tick, and an order among what a card does in addition between two ticks.
+"""Times in a recorded job: a tick, and an order among what a card does in addition between two ticks.
 
-A tick is a place in the order of all that was recorded. What a pass adds happens between two ticks, and what another
+A tick is a position in the order of all recorded events. What a pass adds happens between two ticks, and what another
 pass adds may have to happen right after that; so a moment is a tuple, compared as tuples are:
 
     (7,) < (7, 1) < (7, 1, 1) < (7, 2) < (8,)
@@ -13,32 +13,32 @@ from enum import IntEnum
 
 Moment = tuple[int, ...]
 START: Moment = (0,)
-"""The first of the recording."""
+"""The first moment of the recording."""
 BEFORE: Moment = (-1,)
-"""The birth of what was there when the recording began."""
+"""Allocation time of blocks that exist when the recording begins."""
 NEVER: Moment = (sys.maxsize,)
-"""The death of what outlives the recording."""
+"""Free time of blocks that outlive the recording."""
 
 
 def before(moment: Moment, *order: int) -> Moment:
-    """After all that is recorded before that moment. Orders are compared from the first to the last."""
+    """Just before that moment, after everything recorded earlier. Orders are compared from first to last."""
     return (*moment[:-1], moment[-1] - 1, *order)
 
 
 def after(moment: Moment, *order: int) -> Moment:
-    """Before all that is recorded after that moment."""
+    """Just after that moment, before everything recorded later."""
     return (*moment, *order)
 
 
 class AtEnd(IntEnum):
-    """What a card does before an operator ends, when the CPU has done all of its own, in this order. Recurrent nets
-    have an order of their own."""
+    """What a card does at the end of an operator, after everything the CPU did, in this order. Recurrent nets have
+    their own order."""
 
     THREAD_WORKSPACE = 1
     TAKEN = 2
-    """Workspaces and temporaries, one after the other; the output of a fused kernel."""
+    """Workspaces and temporaries, in sequence; the output of a fused kernel."""
     SAVED = 3
-    """By a fused kernel, for the backward pass."""
+    """Saved by a fused kernel for the backward pass."""
     WORKSPACE_GIVEN_BACK = 4
     SUM_TAKEN = 5
     SUM_GIVEN_BACK = 6
@@ -46,10 +46,10 @@ class AtEnd(IntEnum):
 
 
 class AtBegin(IntEnum):
-    """Before an operator begins."""
+    """What a card does before an operator begins."""
 
     COPIED = 1
-    """By the operator before."""
+    """By the preceding operator."""
     DROPOUT_STATES = 2
     MOVED = 3
-    """From the host, in the order in which it was made there."""
+    """Copied from the host, in the order of creation there."""

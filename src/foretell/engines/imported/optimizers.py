@@ -1,5 +1,5 @@
-"""Optimizers update one parameter after the other on the CPU, and on a card all at once (foreach=None): the results of
-each step of the computation are lists as long as the model."""
+"""Optimizers. On the CPU they update one parameter after the other, on a card all at once (foreach=None): the results
+of each step of the computation are lists as long as the model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from foretell.engines.imported.moments import BEFORE, NEVER, AtEnd, after, befor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreach:
-    """How torch.optim's _multi_tensor_* differs from _single_tensor_*, found on the virtual GPU with torch 2.15.0."""
+    """How torch.optim's _multi_tensor_* differs from _single_tensor_*, as seen on the virtual GPU with torch 2.15.0."""
 
     lists: tuple[str, ...]
-    """Operators of the CPU's loop whose results are all held at once. The state is not among them."""
+    """Operators of the CPU's loop whose results all exist at once. State is not included."""
     num_states: int
-    """As large as the parameter."""
+    """State tensors of the parameter's size."""
     max_lists: int | None = None
-    """SGD adds in place for Nesterov's momentum, which its loop does not."""
+    """SGD adds Nesterov's momentum in place, unlike its loop."""
 
 
 OPTIMIZERS = {
@@ -35,7 +35,7 @@ OPTIMIZERS = {
     "Adadelta": Foreach(lists=("aten::add", "aten::neg"), num_states=2),
 }
 SINGLE = {"Adafactor", "Muon", "SparseAdam", "LBFGS"}
-"""Loops on a card as well."""
+"""Optimizers that loop on a card as well."""
 
 
 def rewrite(job: RecordedJob, card: Card) -> tuple[JobBlock, ...]:
@@ -57,7 +57,7 @@ def unknown_optimizers(job: RecordedJob) -> set[str]:
 
 
 def _is_foreach(job: RecordedJob, step: OptimizerStep) -> bool:
-    """The script asked for it, so the CPU had the lists as well; or for fused=True, which needs none."""
+    """True if the script asked for foreach, so the CPU had the lists as well; or for fused=True, which needs none."""
     return any(
         step.begin < operator.begin < step.end and operator.name.startswith(("aten::_foreach_", "aten::_fused_"))
         for operator in job.operators
@@ -84,7 +84,8 @@ def _at_most(held: list[JobBlock], max_lists: int, job: RecordedJob) -> Iterator
 
 
 def _state_from_before(job: RecordedJob) -> Iterator[JobBlock]:
-    """The first step of a job makes the state. If the first recorded one does not, it was there before."""
+    """Optimizer state older than the recording: the first step of a job creates it, so if the first recorded step does
+    not, it already existed."""
     if not job.optimizer_steps:
         return
     first = job.optimizer_steps[0]

@@ -1,5 +1,5 @@
-"""Which parameters a model has, from what its operators show: a profile does not tell one tensor from another, and the
-model was mostly made before the recording."""
+"""Infers a model's parameters from its operators: a profile does not identify tensors, and most models are built before
+the recording."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _WEIGHT_ARGUMENT = {"aten::linear": 1, "aten::convolution": 1, "aten::embedding"
 
 
 def trained(job: RecordedJob) -> tuple[Tensor, ...]:
-    """One for each gradient, and the most of each shape that one backward pass accumulated: a step may skip some. From
-    the first layer to the last."""
+    """One parameter per gradient, from the first layer to the last. Of each shape, the most that one backward pass
+    accumulated: a step may skip some."""
     passes: dict[int, list[Tensor]] = {}
     for operator in job.operators:
         if operator.name == _ACCUMULATE and operator.tensors:
@@ -43,7 +43,7 @@ def _most_at_once(passes: dict[int, list[Tensor]]) -> Iterator[Tensor]:
 
 
 def _without_shapes(job: RecordedJob) -> Iterator[Tensor]:
-    """What the first backward pass leaves behind."""
+    """Blocks that outlive the first backward pass."""
     first = next((stretch for stretch in job.stretches if stretch.phase == "backward"), None)
     if first is not None:
         for block in job.blocks:
@@ -52,9 +52,9 @@ def _without_shapes(job: RecordedJob) -> Iterator[Tensor]:
 
 
 def frozen(job: RecordedJob, trained_tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Weights that are used and get no gradient, as many as one forward pass uses: one used twice is counted twice.
+    """Weights that are used but get no gradient, as many as one forward pass uses; one used twice is counted twice.
 
-    Without autograd (`no_grad`) no weight shows a gradient: then only shapes count that are never trained.
+    Without autograd (`no_grad`) no weight gets a gradient; then only shapes that are never trained count.
     """
     shapes = {tensor.shape for tensor in trained_tensors}
     passes: dict[int, list[Tensor]] = {}
@@ -71,7 +71,7 @@ def frozen(job: RecordedJob, trained_tensors: tuple[Tensor, ...]) -> tuple[Tenso
 
 def _gets_gradient(job: RecordedJob, number: int) -> bool:
     operator = job.operators[number]
-    if operator.name == "aten::linear":  # the weight is transposed in it, which gives that a node
+    if operator.name == "aten::linear":  # it transposes the weight, and the transpose has the node
         inside = takewhile(lambda at: job.operators[at].begin < operator.end, range(number, len(job.operators)))
         return any(at in job.nodes and job.nodes[at].name.endswith(("TBackward0", "LinearBackward0")) for at in inside)
     node = job.nodes.get(number)

@@ -1,8 +1,8 @@
-"""How a card differs from the CPU, as an ordered list of small pure passes: each takes the job and gives its blocks
-anew.
+"""Differences between a card and the CPU, as an ordered list of small pure passes: each takes the job and returns its
+new blocks.
 
-What needs no pass, because PyTorch decides it above the devices: when gradients are added in place, when zero_grad lets
-go of them, what autograd saves of most operators, and the order in which it frees.
+No pass is needed for what PyTorch decides independently of the device: when gradients are added in place, when
+zero_grad frees them, what autograd saves for most operators, and in which order it frees.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Pass:
     what: str
     rewrite: Callable[[RecordedJob, Card], Blocks]
     explained: Callable[[RecordedJob, Card], str] = lambda job, card: ""
-    """What was decided for this job."""
+    """The decisions for this job, as text."""
 
 
 def apply(job: RecordedJob, card: Card, *, with_peaks: bool = False) -> tuple[RecordedJob, tuple[PassResult, ...]]:
-    """The job as the card has it; with the peaks after each pass, which take their time."""
+    """Return the job as the card runs it, and on request the peaks after each pass, which take time to compute."""
     results = []
     if with_peaks:
         results.append(_result("recorded", "every tensor recorded on the CPU", 0, job))
@@ -66,7 +66,7 @@ def _result(name: str, what: str, num_events: int, job: RecordedJob) -> PassResu
     )
 
 
-# --- what is not on the card ------------------------------------------------------------------------------------------
+# --- not on the card --------------------------------------------------------------------------------------------------
 
 _SCALAR_BYTES = 8
 _SCRATCH_OF_THE_CPU = {
@@ -76,11 +76,12 @@ _SCRATCH_OF_THE_CPU = {
     "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward", "aten::addmm", "aten::mm", "aten::bmm",
     "aten::embedding_dense_backward",
 }  # fmt: skip
-"""What takes memory for itself on the CPU: oneDNN's other layouts, columns of images, buffers of threads."""
+"""Operators with CPU-only scratch memory: oneDNN's layouts, image columns, thread buffers."""
 
 
 def drop_host_tensors(job: RecordedJob, card: Card) -> Blocks:
-    """Made between the steps: only what is still there when the model runs, and what it has an input like, is moved."""
+    """Drop tensors made between steps, except those moved to the card: still alive when the model runs, and as large as
+    one of its inputs."""
     has_shapes = any(operator.inputs for operator in job.operators)
     inputs = {
         tensor.num_bytes
@@ -96,15 +97,15 @@ def drop_host_tensors(job: RecordedJob, card: Card) -> Blocks:
             continue
         moved = job.next_compute(block.born)
         if moved is None:
-            kept.append(block)  # after the last step: whatever it is, it is not part of the training
+            kept.append(block)  # after the last step: not part of the training
         elif block.died > moved and (block.num_bytes in inputs or block.num_bytes <= _SCALAR_BYTES):
-            # Models and batches are copied one tensor after the other, just before they are used.
+            # Models and batches are copied tensor by tensor, just before use.
             kept.append(replace(block, born=before(moved, AtBegin.MOVED, *block.born)))
     return tuple(kept)
 
 
 def drop_scalars(job: RecordedJob, card: Card) -> Blocks:
-    """Numbers that operators wrap into tensors, and the optimizer's step counts, stay on the host."""
+    """Drop numbers that operators wrap in tensors, and the optimizer's step counts: they stay on the host."""
 
     def is_wrapped(block: JobBlock) -> bool:
         if block.num_bytes > _SCALAR_BYTES:
@@ -117,7 +118,7 @@ def drop_scalars(job: RecordedJob, card: Card) -> Blocks:
 
 
 def drop_scratch(job: RecordedJob, card: Card) -> Blocks:
-    """What the CPU's own kernels take and give back."""
+    """Drop temporaries of the CPU's own kernels."""
 
     def is_scratch(block: JobBlock) -> bool:
         around = (job.operators[at] for at in job.outer(block.operator))
@@ -126,11 +127,12 @@ def drop_scratch(job: RecordedJob, card: Card) -> Blocks:
     return tuple(block for block in job.blocks if not is_scratch(block))
 
 
-# --- what was there before --------------------------------------------------------------------------------------------
+# --- older than the recording -----------------------------------------------------------------------------------------
 
 
 def add_parameters(job: RecordedJob, card: Card) -> Blocks:
-    """Made before the recording began, they show by their gradients and uses; batch normalization has buffers."""
+    """Add parameters made before the recording, inferred from gradients and uses, and buffers of batch
+    normalization."""
     trained = parameters.trained(job)
     wanted: list[tuple[int, Category]] = [
         *((tensor.num_bytes, "parameter") for tensor in (*trained, *parameters.frozen(job, trained))),
@@ -156,11 +158,11 @@ def add_parameters(job: RecordedJob, card: Card) -> Blocks:
     return (*added, *blocks)
 
 
-# --- what operators take ----------------------------------------------------------------------------------------------
+# --- memory of operators ----------------------------------------------------------------------------------------------
 
 
 def shrink_dropout_masks(job: RecordedJob, card: Card) -> Blocks:
-    """One byte an element; the CPU has a mask of the input's type, and makes it before the output as well."""
+    """Shrink masks to one byte per element; the CPU's have the input's type and are also made before the output."""
     masks: set[int] = set()
     blocks = []
     for block in job.blocks:
@@ -175,7 +177,7 @@ def shrink_dropout_masks(job: RecordedJob, card: Card) -> Blocks:
 
 
 def add_kernel_temporaries(job: RecordedJob, card: Card) -> Blocks:
-    """By operator: what kernels on the card take and give back."""
+    """Add temporaries of the card's kernels, by operator."""
     return (*job.blocks, *_temporaries(job, card, kernel_memory.TEMPORARIES, "temporary"))
 
 
@@ -191,7 +193,7 @@ def add_workspaces(job: RecordedJob, card: Card) -> Blocks:
 def _temporaries(
     job: RecordedJob, card: Card, rules: dict[str, kernel_memory.Rule], category: Category
 ) -> Iterator[JobBlock]:
-    """Taken when the outputs are there, one after the other, and given back together at the operator's end."""
+    """Allocated one after the other once the outputs exist, and freed together at the operator's end."""
     replaced = attention_calls.replaced_operators(job, card) | recurrent_calls.replaced_operators(job, card)
     for number, operator in enumerate(job.operators):
         rule = rules.get(operator.name)

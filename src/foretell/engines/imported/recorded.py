@@ -1,4 +1,4 @@
-"""From the file of a profile to the `Trace` of the same job on a card."""
+"""From a profile file to the `Trace` of the same job on a card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from foretell.versions import PLANNED_CONVOLUTIONS
 class Imported:
     trace: Trace
     passes: tuple[PassResult, ...]
-    """Empty unless asked for."""
+    """Empty unless requested."""
 
 
 def import_profile(path: Path, card: Card, *, context_bytes: int | None = None, explain: bool = False) -> Imported:

@@ -1,6 +1,6 @@
-"""Recurrent nets: the CPU computes them layer by layer (oneDNN) or step by step, a card in one call of cuDNN. What the
-parts made is dropped, and what PyTorch's CUDA code (ATen/native/cudnn/RNN.cpp) has around that call stands in for it.
-How much cuDNN takes and keeps is not documented: it is what the virtual GPU takes it to be (rules/recurrent.py)."""
+"""Recurrent nets. The CPU computes them layer by layer (oneDNN) or step by step, a card in one cuDNN call. The blocks
+of the parts are replaced by those PyTorch's CUDA code (ATen/native/cudnn/RNN.cpp) makes around that call. cuDNN's
+workspace and reserve sizes are not documented; the virtual GPU's assumptions apply (rules/recurrent.py)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _KINDS: dict[str, Kind] = {
 }  # fmt: skip
 _COMPUTE = ("aten::mkldnn_rnn_layer", "aten::linear")
 _NUM_VALUES = 5
-"""Has biases, layers, dropout, training, both directions; for a batch that is not packed also: batch first."""
+"""Has biases, layers, dropout, training, bidirectional; for a batch that is not packed also: batch first."""
 
 
 class _Forward(IntEnum):
-    """What _cudnn_rnn takes and gives back, in its order."""
+    """Allocations and frees of _cudnn_rnn, in its order."""
 
     X = 1
-    """A copy, steps first."""
+    """A copy with steps as the first dimension."""
     RESULTS = 2
     WORKSPACE = 3
     RESERVE = 4
@@ -42,23 +42,23 @@ class _Forward(IntEnum):
 
 
 class _Backward(IntEnum):
-    """What _cudnn_rnn_backward takes and gives back, in its order."""
+    """Allocations and frees of _cudnn_rnn_backward, in its order."""
 
     ZEROS = 1
-    """For gradients of the states that did not come."""
+    """For missing gradients of the states."""
     X = 2
     GRADIENT = 3
-    """Of the output: a copy, or zeros."""
+    """Gradient of the output: a copy, or zeros."""
     DX = 4
     STATES = 5
-    """Their gradients."""
+    """Gradients of the states."""
     WORKSPACE = 6
     WORKSPACE_FREED = 7
     GRADIENT_FREED = 8
     X_FREED = 9
     X_AGAIN = 10
     WEIGHTS = 11
-    """Their gradients."""
+    """Gradients of the weights."""
     WORKSPACE_AGAIN = 12
     WORKSPACE_AGAIN_FREED = 13
     X_AGAIN_FREED = 14
@@ -67,7 +67,7 @@ class _Backward(IntEnum):
     DX_FREED = 17
     STATES_FREED = 18
     SAVED_FREED = 19
-    """What the forward pass kept."""
+    """Blocks the forward pass kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,21 +78,21 @@ class Net:
     x_bytes: int
     out_bytes: int
     state_bytes: tuple[int, ...]
-    """Of the hidden state, and with an LSTM of the cell."""
+    """Hidden state and, for an LSTM, cell state."""
     parameters: tuple[int, ...]
-    """In bytes."""
+    """Sizes in bytes."""
     workspace_bytes: int
     reserve_bytes: int
-    """0 where nothing is kept for a backward pass."""
+    """0 if nothing is kept for a backward pass."""
     has_dropout: bool
     copies_x: bool
-    """It comes batch first: cuDNN gets a copy, steps first."""
+    """The input is batch first: cuDNN gets a copy with steps first."""
     is_steps_first: bool
-    """So is the gradient of the output, if it has one."""
+    """Also holds for the gradient of the output, if any."""
 
 
 def net_of(operator: Operator, card: Card) -> Net | None:
-    """None for another operator, and where shapes or values were not recorded."""
+    """None for other operators, or if shapes or values were not recorded."""
     kind = _KINDS.get(operator.name)
     values = operator.values[3:]
     is_packed = bool(values) and values[0] == ""
@@ -111,7 +111,7 @@ def net_of(operator: Operator, card: Card) -> Net | None:
     has_dropout = is_training and float(values[2]) > 0
     size = x.element_bytes
     if x.element == "c10::BFloat16" and card.gpu.compute_capability < (8, 0):
-        return None  # cuDNN does not take it
+        return None  # not supported by cuDNN
     reserve = recurrent_reserve(
         kind,
         samples=steps * batch,
@@ -139,7 +139,7 @@ def net_of(operator: Operator, card: Card) -> Net | None:
 
 
 def _is_copied(x: Tensor, is_batch_first: bool) -> bool:
-    """Where it does not lie in memory steps first."""
+    """Whether its memory order is not steps first."""
     order = (1, 0, 2) if is_batch_first else (0, 1, 2)
     strides = x.strides or (x.shape[1] * x.shape[2], x.shape[2], 1)
     packed = 1
@@ -167,7 +167,7 @@ def rewrite(job: RecordedJob, card: Card) -> tuple[JobBlock, ...]:
 
 
 def replaced_operators(job: RecordedJob, card: Card) -> set[int]:
-    """The parts that a card does not compute one by one, forward and backward."""
+    """Operators that a card fuses into one call, forward and backward."""
     replaced: set[int] = set()
     for number, _ in _nets(job, card):
         backward = job.backward_of(number)
@@ -176,7 +176,7 @@ def replaced_operators(job: RecordedJob, card: Card) -> set[int]:
 
 
 def _nets(job: RecordedJob, card: Card) -> Iterator[tuple[int, Net]]:
-    """But for those under autocast, which have their weights copied on a card: they stay as the CPU had them."""
+    """The recurrent nets to rewrite. Those under autocast, whose weights a card copies, stay as the CPU ran them."""
     for number, operator in enumerate(job.operators):
         net = net_of(operator, card)
         if net is None:
@@ -201,7 +201,7 @@ def _by_cudnn(job: RecordedJob, number: int, net: Net, is_trained: bool) -> Iter
             continue
         is_used = backward is not None and backward.holds(block.died)
         if is_used or (block in saved and block.died < saved_until):
-            block = replace(block, died=saved_until)  # by the one node that there is
+            block = replace(block, died=saved_until)  # freed by the single autograd node
         yield block
     yield from _forward(number, net, forward.end, results, saved_until if backward is not None else None)
     if backward is not None:
@@ -221,7 +221,7 @@ def _by_cudnn(job: RecordedJob, number: int, net: Net, is_trained: bool) -> Iter
 def _forward(
     number: int, net: Net, end: Moment, results: list[JobBlock | None], saved_until: Moment | None
 ) -> Iterator[JobBlock]:
-    """In the order of _cudnn_rnn: a copy of x, the results, workspace, reserve."""
+    """Follow the order of _cudnn_rnn: a copy of x, the results, workspace, reserve."""
     if net.copies_x:
         yield _block(net.x_bytes, before(end, _Forward.X), before(end, _Forward.X_FREED), number)
     deaths = [before(end, _Forward.RESULTS_FREED) if block is None else block.died for block in results]
@@ -246,8 +246,8 @@ def _backward(
     copies_gradient: bool,
     gradients_until: Moment | None,
 ) -> Iterator[JobBlock]:
-    """In the order of _cudnn_rnn_backward: zeros for gradients that did not come, which is taken to be so for the
-    states; the gradients of x and the states; then those of the weights, which are parts of one buffer."""
+    """Follow the order of _cudnn_rnn_backward: zeros for missing gradients (assumed for the states); the gradients of x
+    and the states; then those of the weights, which share one buffer."""
 
     def block(
         num_bytes: int, taken: _Backward, freed: _Backward, at: int = 0, category: Category = "temporary"
@@ -278,7 +278,7 @@ def _block(num_bytes: int, born: Moment, died: Moment, operator: int, category: 
 
 
 def _results(job: RecordedJob, forward: Span, net: Net) -> list[JobBlock | None]:
-    """What the CPU returned as output and states: the last of their sizes. None for one that nobody kept."""
+    """The output and states the CPU returned: the last blocks of their sizes, or None if freed."""
     left = [block for block in job.blocks if forward.holds(block.born) and block.died > forward.end]
     found: list[JobBlock | None] = []
     for num_bytes in (net.out_bytes, *net.state_bytes):
@@ -290,7 +290,7 @@ def _results(job: RecordedJob, forward: Span, net: Net) -> list[JobBlock | None]
 
 
 def _newest(job: RecordedJob, tick: Moment, sizes: Iterable[int]) -> list[JobBlock]:
-    """Of each size the block made last that is there at that tick."""
+    """For each size, the newest block alive at that tick."""
     wanted = Counter(sizes)
     found = []
     for block in reversed(job.blocks[: bisect_right(job.blocks, tick, key=lambda each: each.born)]):
@@ -301,7 +301,8 @@ def _newest(job: RecordedJob, tick: Moment, sizes: Iterable[int]) -> list[JobBlo
 
 
 def _gets_gradient(job: RecordedJob, out: JobBlock | None) -> bool:
-    """Not where the model goes on with the states alone: then nothing, or an undefined gradient, comes back."""
+    """Whether the output gets a gradient. If the model goes on with the states alone, none or an undefined one comes
+    back."""
     maker = None if out is None else next((at for at in job.outer(out.operator) if at in job.nodes), None)
     if maker is None:
         return False
@@ -311,13 +312,13 @@ def _gets_gradient(job: RecordedJob, out: JobBlock | None) -> bool:
 
 
 def _is_there(job: RecordedJob, arrived: Span, used: Span, num_bytes: int) -> bool:
-    """Whether the gradient that came has memory of its own; one that is spread out from a number does not."""
+    """Whether the incoming gradient has memory of its own; one expanded from a scalar does not."""
     return any(b.num_bytes == num_bytes and arrived.holds(b.born) and used.holds(b.died) for b in job.blocks)
 
 
 def _gradients(job: RecordedJob, backward: Span, net: Net) -> list[JobBlock]:
-    """Those of the parameters that the CPU made one by one. They stay, or are added to what is there already; then
-    the gradient of x may look the same."""
+    """Parameter gradients that the CPU made one by one. They stay, or are added to existing ones; in that case the
+    gradient of x may look the same."""
     wanted = Counter(net.parameters)
     found = []
     for block in job.blocks:
@@ -329,7 +330,7 @@ def _gradients(job: RecordedJob, backward: Span, net: Net) -> list[JobBlock]:
 
 
 def _flattened(job: RecordedJob, nets: dict[int, Net]) -> Iterator[JobBlock]:
-    """The module brings its parameters into one buffer as soon as they are on the card."""
+    """The module moves its parameters into one buffer as soon as they are on the card."""
     passes: dict[int, Counter[tuple[int, ...]]] = {}
     for number, net in nets.items():
         stretch = bisect_right(job.stretches, job.operators[number].begin, key=lambda each: each.begin)

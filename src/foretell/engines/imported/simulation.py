@@ -1,5 +1,5 @@
-"""Plays the blocks of a job on PyTorch's allocator in Python, and writes down what a run on that card would have left:
-a `Trace`, with what the analysis found of each block, from which every report is made."""
+"""Replays the blocks of a job on a Python implementation of PyTorch's allocator and records the `Trace` a run on that
+card would leave, with the analysis of each block: the input of every report."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from foretell.trace.records import PHASES
 from foretell.units import format_bytes
 
 _MODULE = "nn.Module: "
-"""How the profiler names the call of a module, where it recorded Python's functions."""
+"""Prefix of module calls in a profile that recorded Python functions."""
 
 
 def peaks(blocks: Iterable[JobBlock]) -> tuple[int, int]:
-    """Allocated and reserved, on a card without end."""
+    """Peak allocated and reserved memory on a card of unlimited size."""
     allocator = CachingAllocator()
     held: dict[int, AllocatedBlock] = {}
     for number, block, is_birth in _in_order(tuple(blocks)):
@@ -116,8 +116,8 @@ def simulate(
 
 
 class _Origins:
-    """The origin of what an operator allocates: the operator, those around it, and for the backward pass the forward
-    operator that made the node, with the module it is in where Python's functions were recorded."""
+    """Origins of allocations: the operator, its callers, and in the backward pass the forward operator that made the
+    autograd node, with its module if Python functions were recorded."""
 
     def __init__(self, job: RecordedJob) -> None:
         self.names = Names()
@@ -127,7 +127,7 @@ class _Origins:
         self._numbers: dict[tuple[int, int | None], int] = {}
 
     def number(self, operator: int | None) -> int:
-        """-1: no operator was at work."""
+        """Row of the operator's origin; -1 if no operator was running."""
         if operator is None:
             return -1
         begins = (self._job.operators[at].begin for at in self._job.outer(operator))
@@ -135,7 +135,7 @@ class _Origins:
         return self._within(operator, None if maker is None else self._within(maker, None))
 
     def _within(self, operator: int, outermost: int | None) -> int:
-        """`outermost`: the row that the last one around it was called by."""
+        """`outermost`: row of the caller of the last enclosing operator."""
         key = operator, outermost
         if key not in self._numbers:
             name, parent = self._job.operators[operator].name, self._job.operators[operator].parent
@@ -206,7 +206,7 @@ def _play(job: RecordedJob, capacity: Capacity) -> _Played:
 
 
 def _phases(job: RecordedJob) -> Iterator[tuple[Moment, Phase, int]]:
-    """From which tick on the job is in which phase of which step."""
+    """Phase and step of the job, and the tick each begins at."""
     end = BEFORE
     for stretch in job.stretches:
         if stretch.begin > end:
@@ -222,7 +222,7 @@ def _add_row(table: Labels | Spans, *row: int) -> None:
 
 
 def _in_order(blocks: tuple[JobBlock, ...]) -> Iterator[tuple[int, JobBlock, bool]]:
-    """Births and deaths. What dies at a tick makes room for what is born at it."""
+    """Allocations and frees in order. At the same tick, frees come first."""
     points = [(block.born, 1, number) for number, block in enumerate(blocks)]
     points += [(block.died, 0, -number) for number, block in enumerate(blocks) if block.died != NEVER]
     points.sort()

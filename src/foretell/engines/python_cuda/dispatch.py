@@ -45,8 +45,8 @@ class Dispatch:
 
     def __call__(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
         where = self._memory.where
-        outer, kernel_of_outer = where.operator, where.kernel
-        if outer is None:
+        outer = where.operator, where.kernel, where.kernel_reason
+        if where.operator is None:
             where.operator = operator
         try:
             function = self.functions.get(operator)
@@ -60,7 +60,7 @@ class Dispatch:
             self._refuse(str(operator))
             raise
         finally:
-            where.operator, where.kernel = outer, kernel_of_outer
+            where.operator, where.kernel, where.kernel_reason = outer
 
     def refuse_layout(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
         self._refuse(f"{operator} on sparse or quantized tensors")

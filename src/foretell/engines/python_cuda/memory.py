@@ -70,6 +70,8 @@ class Where(threading.local):
     """The outermost one; what it calls inside is its own business."""
     kernel: str | None = None
     """Which of its implementations the operator chose, where it has several."""
+    kernel_reason: str | None = None
+    """Why it did not choose the usual one."""
     rule: str | None = None
     """Why something is allocated that is not the operator's result."""
     stream = 0
@@ -271,7 +273,7 @@ class Memory:
         if node is not None:
             path = module_of(node)
         where = self.where
-        told = (where.operator, where.kernel, path, where.rule, self._capture.phase)
+        told = (where.operator, where.kernel, where.kernel_reason, path, where.rule, self._capture.phase)
         origin = self._origins.get(told)
         if origin is None:
             origin = self._origins[told] = tuple(None if each is None else str(each) for each in told)

@@ -20,9 +20,11 @@ def attention(
 ) -> Tensor:  # fmt: skip
     """at::native::scaled_dot_product_attention."""
     needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
-    chosen = choose(device, q, k, v, mask, dropout, is_causal, enable_gqa, needs_grad)
+    choice = choose(device, q, k, v, mask, dropout, is_causal, enable_gqa, needs_grad)
+    chosen = choice.backend
     where = device.memory.where
     where.operator, where.kernel = "aten.scaled_dot_product_attention", chosen
+    where.kernel_reason = choice.why_not_flash
     mask = _as_numbers(mask, q.dtype)
     if chosen == "flash":
         width = q.size(-1)
@@ -74,7 +76,7 @@ def _copy_of(device: PythonCuda, grad: Tensor) -> Tensor | None:
 
 def choose(
     device: Any, q: Any, k: Any, v: Any, mask: Any, dropout: float, is_causal: bool, enable_gqa: bool, needs_grad: bool
-) -> rules.Backend:
+) -> rules.Choice:
     """For the card and the switches of torch.backends.cuda."""
     settings = torch.backends.cuda
     switches: dict[rules.Backend, bool] = {
@@ -99,7 +101,7 @@ def choose(
         enables_gqa=enable_gqa,
         needs_grad=needs_grad,
     )
-    return rules.choose(attention, platform).backend
+    return rules.choose(attention, platform)
 
 
 def _operand(tensor: Tensor) -> rules.Operand:
