@@ -18,6 +18,8 @@ from foretell.runs import Pool, Warm
 
 # Ray itself takes a loopback address for this machine only on systems it knows no clusters of.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+# Ray's proxy forks a server for each client while its gRPC threads run; gRPC's own handlers of forks can kill the fork.
+LOOPBACK["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
 
 

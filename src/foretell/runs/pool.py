@@ -16,11 +16,12 @@ from foretell.runs.warm import Warm
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 Workers = int | str
-"""So many on this machine, or a Ray cluster: `ray` (that of $RAY_ADDRESS, or one on this machine) or `ray://HOST:PORT`."""
+"""A number of workers on this machine, or a Ray cluster: `ray` ($RAY_ADDRESS, or one on this machine) or
+`ray://HOST:PORT`."""
 
 
 def parse_workers(text: str) -> Workers:
-    """What `--workers` takes."""
+    """Parse the value of `--workers`."""
     if text.isdigit() and int(text) > 0:
         return int(text)
     if text == "ray" or (text.startswith("ray://") and len(text) > len("ray://")):
@@ -29,11 +30,11 @@ def parse_workers(text: str) -> Workers:
 
 
 class Pool:
-    """`work(item, warm)` for many items. It does what it likes with its item, most often `api.run(job, warm=warm)`, and
-    must be a function that can be pickled, as its items and results must, where the workers are on a cluster."""
+    """Runs `work(item, warm)` for many items, most often as `api.run(job, warm=warm)`. With workers on a cluster,
+    `work`, its items and its results must be picklable."""
 
     def __init__(self, workers: Workers, *, modules: Sequence[str] = ()) -> None:
-        """`modules`: as `Warm` takes them."""
+        """`modules`: as for `Warm`."""
         self._disconnect: Callable[[], None] = lambda: None
         self._workers: list[_Worker]
         if isinstance(workers, int):
@@ -51,11 +52,11 @@ class Pool:
         return len(self._workers)
 
     def submit(self, work: Callable[[_Item, Warm], _Result], item: _Item) -> Future[_Result]:
-        """What waits can be cancelled (`Future.cancel`); what runs has its time limit, and ends with `close`."""
+        """Queued work can be cancelled (`Future.cancel`); running work has its time limit, and ends with `close`."""
         return self._threads.submit(self._run, work, item)
 
     def map(self, work: Callable[[_Item, Warm], _Result], items: Iterable[_Item]) -> Iterator[tuple[_Item, _Result]]:
-        """As they come. A problem of one raises here, and the rest is cancelled."""
+        """Results in order of completion. An exception is raised here and cancels the rest."""
         waiting = {self.submit(work, item): item for item in items}
         try:
             for done in as_completed(waiting):
@@ -65,7 +66,7 @@ class Pool:
                 future.cancel()
 
     def close(self) -> None:
-        """Cancels what waits, ends what runs, and all processes of the workers."""
+        """Cancel queued work, stop running work, and end all processes of the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.close()
@@ -107,12 +108,13 @@ class _LocalWorker:
 # --- Ray --------------------------------------------------------------------------------------------------------------
 
 _REACH_SECONDS = 10.0
+_CONNECT_ATTEMPTS = 4
 _SET_BY_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-"""In the processes of its workers; the jobs there are to have what they have here."""
+"""Set in the processes of its workers; the jobs must have the values of this process instead."""
 
 
 def _connect(address: str) -> Callable[[], None]:
-    """Gives back how to undo it; a connection that was there before stays."""
+    """Connect to the cluster; returns a function that disconnects. An existing connection is kept."""
     try:
         import ray
     except ImportError:
@@ -122,9 +124,10 @@ def _connect(address: str) -> Callable[[], None]:
     where = address if "://" in address else os.environ.get("RAY_ADDRESS", "auto")
     try:
         _reach(where)
-        ray.init(address=where, log_to_driver=False, logging_level="error")
-    except Exception as error:  # Ray has no class of its own for it
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        _init(ray, where)
+    except Exception as error:  # Ray has no exception class for this
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        reason = " ".join(dict.fromkeys((lines[0], lines[-1])))  # the last line of a traceback says what happened
         raise UnsupportedError(
             f"--workers {address}: no Ray cluster responds ({reason}). Start one (ray start --head), set "
             "RAY_ADDRESS, or give a number of workers on this machine."
@@ -132,8 +135,20 @@ def _connect(address: str) -> Callable[[], None]:
     return lambda: ray.shutdown()
 
 
+def _init(ray: Any, address: str) -> None:
+    """Connect. Ray's proxy forks a server for each client, and the fork can die of gRPC's threads ("Starting Ray client
+    server failed"); the next attempt is another fork."""
+    for attempts_left in reversed(range(_CONNECT_ATTEMPTS)):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+            return
+        except ConnectionAbortedError:
+            if not attempts_left:
+                raise
+
+
 def _on_ray(address: str, modules: Sequence[str]) -> list[_Worker]:
-    """One worker for each of the cluster's CPUs."""
+    """One worker per CPU of the cluster."""
     import ray
 
     num_cpus = int(ray.cluster_resources().get("CPU", 0))
@@ -145,14 +160,14 @@ def _on_ray(address: str, modules: Sequence[str]) -> list[_Worker]:
 
 
 def _reach(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail fast: Ray would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
 
 
 class _Actor:
-    """Lives in a process of the cluster."""
+    """Runs in a process of the cluster."""
 
     def __init__(self, modules: Sequence[str], variables: dict[str, str | None]) -> None:
         for name, value in variables.items():
@@ -174,5 +189,5 @@ class _RayWorker:
         return self._ray.get(self._actor.run.remote(work, item))
 
     def close(self) -> None:
-        """Its warm processes end when their input does (`inside/start/fork_server.py`)."""
+        """The worker's warm processes end when their input is closed (`inside/start/fork_server.py`)."""
         self._ray.kill(self._actor)
