@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Loads on first use, so that `foretell --help` starts at once."""
+    """Import on first use, so that `foretell --help` starts at once."""
     if name in ("Run", "estimate", "run"):
         from foretell import api
 

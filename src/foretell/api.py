@@ -25,21 +25,21 @@ from foretell.trace import Trace
 from foretell.units import parse_bytes
 
 DEFAULT_GPU = "a100-80gb"
-"""Used if no GPU is given: large, so that the run shows what the job needs and not a limit."""
+"""Default if no GPU is given: large, so that the result shows the job's need and not a limit."""
 
 _NO_ROOM_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A job that has run, and what it told: there is a trace also of a script that failed."""
+    """A finished job and its trace; a failed script has a trace, too."""
 
     job: Job
     trace: Trace
 
     @cached_property
     def estimate(self) -> Estimate:
-        """Raises `ScriptError` where the script failed, and `UnsupportedError` where its need cannot be told."""
+        """The estimate. Raises `ScriptError` if the script failed and `UnsupportedError` if it cannot be estimated."""
         return estimate_of(self.trace, attributes=self.job.options.attribution)
 
 
@@ -50,8 +50,8 @@ def run(
     directory: Path | None = None,
     warm: Warm | None = None,
 ) -> Run:
-    """Runs the job to its end. What it leaves stays in `directory` if one is given (see docs/architecture.md); with
-    `warm` it is a fork of a process that has torch imported already."""
+    """Run the job to its end. The capture files stay in `directory` if one is given (see docs/architecture.md); with
+    `warm`, the job runs in a fork of a process that has already imported torch."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = directory or stack.enter_context(scratch())
@@ -70,7 +70,7 @@ def run(
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary capture folder; a file in it that cannot be removed is not an error."""
+    """A temporary capture folder; files that cannot be removed are ignored."""
     try:
         path = Path(tempfile.mkdtemp(prefix="foretell-"))
     except OSError as error:
@@ -100,12 +100,12 @@ def estimate(
     keep_init: bool = False,
     online: bool = False,
 ) -> Estimate:
-    """Estimates the memory a job needs on a GPU, without that GPU.
+    """Estimate the memory a job needs on a GPU, without that GPU.
 
-    `job` is a command (`["train.py", "--batch-size", "64"]`, as after `foretell run`) or a function, called with
-    `args` and `kwargs`. Either runs in a child process, in the folder `cwd`, with the variables of `env` changed (None:
-    not set). Running out of memory is a verdict (`.verdict == "oom"`); a script that fails raises
-    `ScriptError`, and what cannot be estimated `UnsupportedError`.
+    `job` is a command (`["train.py", "--batch-size", "64"]`, as after `foretell run`) or a function, called with `args`
+    and `kwargs`. Either runs in a child process, in the folder `cwd`, with the environment changes of `env` (None
+    unsets a variable). Running out of memory is a verdict (`.verdict == "oom"`); a script that fails raises
+    `ScriptError`, and a job that cannot be estimated raises `UnsupportedError`.
     """
     if isinstance(job, str):
         raise UsageError(f"a command must be a list of words: foretell.estimate({job.split()!r}, ...)")

@@ -1,4 +1,4 @@
-"""A job: what to run, where, and on which card. One record, which travels as JSON and can be looked up by its key."""
+"""A job: what to run, where, and on which card. One record that serializes to JSON and has a stable key."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ Assumption = Literal["low", "typical", "high"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """How a run is watched. Those that the watched process is told are defined in `protocol/options.py` too."""
+    """How a run is recorded. The options passed to the recorded process are also defined in `protocol/options.py`."""
 
     steps: Steps = "auto"
     skip_init: bool = True
-    """Skip weight initialisation where that cannot change what the script does."""
+    """Skip weight initialization where that cannot change the behaviour of the script."""
     overlay: bool = True
-    """Send the files the script writes to a scratch folder."""
+    """Redirect the files the script writes to a scratch folder."""
     offline: bool = True
     """Keep trackers and hubs offline."""
     history: bool = True
     attribution: bool = True
-    """Tell who holds the memory: modules, parameters, gradients, optimizer state."""
+    """Attribute memory to modules, parameters, gradients and optimizer state."""
     values: bool = True
     events: Events = "late"
-    """When work on another stream counts as done: as late as a real card could be, or at once."""
+    """When work on another stream counts as finished: as late as on a real card, or immediately."""
     assume: Assumption = "typical"
-    """Where a value that is not known decides a size: none, half or all of the elements."""
+    """If a size depends on unknown tensor values: assume that none, half or all of the elements count."""
     engine: Engine | Literal["auto"] = "auto"
     """`auto`: the virtual GPU, and the CPU engine where torch has no CUDA."""
     execute: bool = False
-    """The CPU engine really computes, on the CPU."""
+    """The CPU engine really computes the values, on the CPU."""
     timeout_seconds: float | None = None
     most_host_bytes: int | None = None
-    """Of the machine's own memory: a run that takes more is ended."""
+    """Limit on host memory: a run that exceeds it is stopped."""
     stdout: Literal["inherit", "stderr", "file"] = "inherit"
-    """Where the script's standard output goes; `stderr` when ours carries the result; `file`: with its standard error
-    to `output.txt` in the capture folder, as all forks of a warm process write it."""
+    """Where the script's standard output goes. `stderr`: if our stdout carries the result. `file`: together with stderr
+    to `output.txt` in the capture folder, as in all forks of a warm process."""
     survey: bool = False
-    """Note what of the training could be done otherwise (`inside/watch/survey.py`)."""
+    """Record which training settings could be changed (`inside/watch/survey.py`)."""
     alternatives: tuple[str, ...] = ()
-    """What is done otherwise than the script says (`inside/change/alternatives.py`)."""
+    """Changes to apply to the script's training (`inside/change/alternatives.py`)."""
     phases: bool = True
     guards: bool = True
-    """Refuse what cannot be estimated: several ranks, a card torch has no kernels for."""
+    """Refuse jobs that cannot be estimated: several ranks, a card torch has no kernels for."""
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, int) and self.steps < 1:
@@ -66,21 +66,21 @@ class CaptureOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to run, where, and on which card. Checked when made; whether the script exists is seen when it runs."""
+    """What to run, where, and on which card. Validated on creation; the script is looked up when the job runs."""
 
     command: tuple[str, ...]
     """As after `foretell run`: SCRIPT.py, -m MODULE or COMMAND, each with its arguments. With `call`: its name."""
     gpu: Gpu
     call: bytes = b""
-    """A function to call instead of a command, as `runs.pickled` makes it."""
+    """A function to call instead of a command, as pickled by `runs.pickled`."""
     cwd: Path | None = None
-    """The working folder, which relative paths in the command start from; None: that of whoever runs the job."""
+    """The working folder, to which relative paths in the command refer; None: that of the caller."""
     environment: tuple[tuple[str, str | None], ...] = ()
-    """Variables that differ from those of whoever runs the job; None: not set."""
+    """Changes to the caller's environment variables; None unsets one."""
     context_bytes: int | None = None
-    """What an empty CUDA process takes; None: as the profile measured it, else a guess for the card."""
+    """Memory of an empty CUDA process; None: as measured in the profile, otherwise a guess for the card."""
     used_by_others_bytes: int = 0
-    """Of the card, by whoever else is on it."""
+    """Memory of the card used by other processes."""
     profile: Profile | None = None
     options: CaptureOptions = CaptureOptions()
 
@@ -115,7 +115,7 @@ class Job:
 
     @property
     def is_context_given(self) -> bool:
-        """Somebody said or measured what an empty process takes, so nothing about it is a guess."""
+        """Whether the memory of an empty process was given or measured, so that it is not a guess."""
         return self.context_bytes is not None or self.profile is not None
 
     @property
@@ -123,7 +123,7 @@ class Job:
         return Path.cwd() if self.cwd is None else self.cwd
 
     def variables(self) -> dict[str, str]:
-        """All of the environment the command would have without foretell."""
+        """The full environment the command would have without foretell."""
         merged: dict[str, str | None] = {**os.environ, **dict(self.environment)}
         return {name: value for name, value in merged.items() if value is not None}
 
@@ -131,7 +131,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """The same for equal jobs, on every machine."""
+        """Identical for equal jobs, on every machine."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:24]
 
     def to_json(self) -> str:
@@ -150,20 +150,20 @@ class Job:
 
 
 def changes(environment: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
-    """As `Job.environment` holds them."""
+    """Environment changes in the form of `Job.environment`."""
     return tuple(sorted((str(name), None if value is None else str(value)) for name, value in environment.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureResult:
-    """A job that has run on the virtual GPU, and where it left what it knew."""
+    """A job that has run on the virtual GPU, and the folder with its capture files."""
 
     job: Job
     directory: Path
     command: tuple[str, ...]
-    """What was started: the words of the job, resolved."""
+    """The command that was started: the words of the job, resolved."""
     libraries: LibraryBytes
     exit_status: int
-    """Of the command, as `subprocess` counts: negative means killed by that signal."""
+    """Exit status of the command, as in `subprocess`: negative means killed by that signal."""
     is_timed_out: bool
     seconds: float

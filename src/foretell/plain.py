@@ -1,4 +1,4 @@
-"""Records as plain JSON values and back. What is read is not trusted: a wrong value is a ValueError that says where."""
+"""Records as plain JSON values and back. Input is not trusted: a wrong value raises a ValueError that says where."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Record = TypeVar("_Record")
 
 
 def to_plain(value: Any) -> Any:
-    """Dictionaries, lists, strings, numbers, booleans and None, whatever the record holds."""
+    """Convert a record to dictionaries, lists, strings, numbers, booleans and None."""
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, dict):
@@ -28,7 +28,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[_Record], value: Any, *, where: str = "") -> _Record:
-    """The record of that class. Fields that are missing take their defaults; unknown ones are refused."""
+    """Build a record of that class. Missing fields take their defaults; unknown ones are rejected."""
     where = where or kind.__name__
     if not isinstance(value, dict):
         raise ValueError(f"{where}: {value!r:.60} is not an object")

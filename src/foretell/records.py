@@ -112,7 +112,7 @@ class LibraryBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredConvolution:
-    """How much memory cuDNN asked for to compute one."""
+    """The workspace cuDNN requested for one convolution."""
 
     direction: Literal["forward", "weights", "data"]
     element_bytes: int
@@ -124,7 +124,7 @@ class MeasuredConvolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What was measured on a real card (`foretell calibrate`), to be used instead of guesses."""
+    """Values measured on a real card (`foretell calibrate`), used instead of guesses."""
 
     device_name: str
     total_bytes: int
@@ -151,7 +151,7 @@ class Block:
     """Index of the event that freed it; None if held to the end."""
     category: Category
     name: str | None
-    """The parameter or buffer it is, or whose gradient or state it is."""
+    """The parameter or buffer itself, or the one whose gradient or optimizer state this is."""
     module: str | None
     """`LlamaForCausalLM.model.layers.7.mlp.up_proj`; None if allocated outside any module."""
     operator: str | None
@@ -174,7 +174,7 @@ class BlockKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Blocks(Sequence[Block]):
-    """Blocks in columns, of which a long run has millions; a `Block` is made for whoever asks for one."""
+    """Blocks in columns, because a long run has millions; a `Block` is created on access."""
 
     address: array[int]
     bytes: array[int]
@@ -251,7 +251,7 @@ def kind_of(block: Block) -> BlockKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """From this event until the next span begins."""
+    """Step and phase from this event until the next span begins."""
 
     begin: int
     step: int
@@ -260,31 +260,31 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One piece of memory from CUDA, or a run of mapped pages of an expandable segment."""
+    """A segment from CUDA, or a run of mapped pages of an expandable segment."""
 
     address: int
     bytes: int
     is_small: bool
     """Belongs to the pool for requests up to 1 MiB."""
     parts: tuple[tuple[int, int, int | None], ...]
-    """Offset, bytes, and which of `Attribution.blocks` it is; None: free."""
+    """Offset, bytes, and index into `Attribution.blocks`; None: free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """Who held the memory of one device, and when. Events are numbered from 0, and levels are those after an event."""
+    """Who held the memory of one device, and when. Events are numbered from 0; levels are those after an event."""
 
     device: int
     num_events: int
     blocks: Sequence[Block]
-    """In the order of their allocation."""
+    """In order of allocation."""
     spans: tuple[Span, ...]
     reserved: tuple[tuple[int, int], ...]
-    """Event and bytes, where it changes."""
+    """Event and bytes, at each change."""
     peak_event: int
-    """With which allocated was highest first."""
+    """The event at which allocated memory first reached its peak."""
     at_peak: tuple[int, ...]
-    """Numbers of the blocks held then, the largest first. Their bytes are the allocated peak."""
+    """Indices of the blocks held at the peak, largest first. Their bytes sum to the allocated peak."""
     fragmentation_bytes: int
     """Free at the peak, in segments that are partly in use."""
     slack_bytes: int
@@ -295,7 +295,7 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """Memory made at one line that is more after each step."""
+    """Memory allocated at one line that grows with every step."""
 
     where: str | None
     module: str | None
@@ -304,31 +304,31 @@ class Leak:
     """At the end of the last step."""
     num_blocks: int
     held_by: tuple[str, ...] = ()
-    """Variables that hold more after each step, as in `losses (a list of tensors that grows, train.py:12)`."""
+    """Variables that hold more after every step, as in `losses (a list of tensors that grows, train.py:12)`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One change, and what it is worth."""
+    """One change and its effect on memory."""
 
     title: str
     how: str
-    """What to write."""
+    """The code to write."""
     saved_bytes: int
-    """Of the reserved peak; negative when it would take more."""
+    """Reduction of the reserved peak; negative if the change needs more."""
     peak_reserved_bytes: int
     """With the change."""
     basis: Literal["measured", "estimated"]
     """measured: the job was run with the change."""
     price: str
-    """What it costs: time, precision."""
+    """The cost of the change: time, precision."""
     verdict: Verdict = "fits"
     """On the job's card, with the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Estimate:
-    """The answer: what the job needs on that card, and how sure that is."""
+    """The result: how much memory the job needs on that card, and how certain that is."""
 
     engine: Engine
     verdict: Verdict
@@ -337,7 +337,7 @@ class Estimate:
     cuda_version: str | None
     peak: PeakMemory
     peak_step: int | None
-    """The step in which reserved was highest first; None when the peak was not in a training step."""
+    """The step in which reserved memory first reached its peak; None if the peak was outside training steps."""
     steps: tuple[StepPeak, ...]
     oom: OutOfMemory | None
     phases_seen: tuple[Phase, ...]
@@ -347,20 +347,20 @@ class Estimate:
     seconds: dict[str, float] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     ended_early: tuple[str, ...] = ()
-    """How and where the run was ended before its own end; empty when it ran to it."""
+    """How and where the run was stopped early; empty if it ran to completion."""
     library_names: tuple[str, ...] = ()
-    """Those whose own memory is in `peak.library_bytes`."""
+    """Libraries whose own memory is in `peak.library_bytes`."""
     is_context_given: bool = False
     used_by_others_bytes: int = 0
-    """Of the card, by whoever else is on it; the job had to do without."""
+    """Memory of the card used by other processes, not available to the job."""
     attribution: Attribution | None = None
-    """Who held the memory; None where the history does not tell."""
+    """Who held the memory; None if the history is incomplete."""
     leaks: tuple[Leak, ...] = ()
     advice: tuple[Advice, ...] | None = None
-    """None: not asked for."""
+    """None: not requested."""
 
     def __str__(self) -> str:
-        """Two lines: the verdict, and what it needs."""
+        """Two lines: the verdict and the memory needed."""
         peak, free = self.peak, self.gpu.total_bytes - self.used_by_others_bytes
         verdict = "fits" if self.verdict == "fits" else "runs out of memory"
         sizes = (peak.device_bytes, peak.device_low_bytes, peak.device_high_bytes, peak.request_bytes)
@@ -376,7 +376,7 @@ class Estimate:
         return f"<Estimate: {self.verdict} on {self.gpu.name}, {needs} of {format_bytes(self.gpu.total_bytes)}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The HTML shown in a notebook."""
         from .report import notebook
 
         return notebook.render(self)
@@ -389,8 +389,8 @@ class Estimate:
 
     @classmethod
     def from_json(cls, text: str) -> Estimate:
-        """Reads what `to_json` of this foretell or an older one wrote. `attribution` is None then: JSON carries only
-        its sums and largest blocks. Raises `TraceError` where it is something else, or damaged."""
+        """Read the JSON written by `to_json` of this or an older foretell. `attribution` is None then: JSON carries
+        only its sums and largest blocks. Raises `TraceError` if the document is something else or damaged."""
         from .report import json
 
         return json.read(text)

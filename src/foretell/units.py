@@ -20,7 +20,7 @@ _FACTORS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Parses '22GiB', '800 MiB', '1.5GB' or a plain number of bytes."""
+    """Parse '22GiB', '800 MiB', '1.5GB' or a plain number of bytes."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -29,7 +29,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """The largest binary unit that keeps the number at one or above: 5.21 GiB, 812 MiB, 512 B."""
+    """Format with the largest binary unit that keeps the number at one or above: 5.21 GiB, 812 MiB, 512 B."""
     sign = "-" if num_bytes < 0 else ""
     size = abs(num_bytes)
     if size >= GIB:

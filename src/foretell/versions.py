@@ -1,8 +1,8 @@
-"""Versions of torch: the one parser of their names, and the one table of what differs between them.
+"""Versions of torch: the only version parser, and the only table of differences between versions.
 
-A `Difference` is something that torch, or a library that comes with it, does from one version on. Where no version in
-between was looked at, the first one is a guess, and the table says so; docs/torch-versions.md shows it. Standard
-library only: the user's process reads it, too.
+A `Difference` is a behaviour of torch, or of a library shipped with it, that holds from one version on. If the versions
+in between were not inspected, the first one is a guess and marked as such; docs/torch-versions.md shows the table.
+Standard library only: the user's process reads it, too.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 Version = tuple[int, int]
 OLDEST_TORCH: Version = (2, 6)
-"""Supported."""
+"""Oldest supported version."""
 NEWEST_TORCH: Version = (2, 15)
-"""Looked at; a newer one is taken to do the same."""
+"""Newest version inspected; newer ones are assumed to behave the same."""
 
 
 def parse_version(text: str) -> Version | None:
-    """The first two numbers of `2.6.0+cu124`; None for what does not begin with a version."""
+    """The first two numbers of `2.6.0+cu124`; None if the text does not begin with a version."""
     match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -27,20 +27,20 @@ def parse_version(text: str) -> Version | None:
 class Difference:
     since: Version
     what: str
-    """From then on."""
+    """The behaviour from `since` on."""
     before: str
     seen_before: tuple[str, ...] = ()
-    """Versions that were looked at: these do what is said of those before."""
+    """Inspected versions that behave as described in `before`."""
     seen_since: tuple[str, ...] = ()
-    """And these what is said of newer ones."""
+    """Inspected versions that behave as described in `what`."""
 
     def holds_in(self, version: Version | None) -> bool:
-        """None: a version that is not known, taken to be the newest."""
+        """Whether the difference applies. None: an unknown version, assumed to be the newest."""
         return version is None or version >= self.since
 
     @property
     def is_guessed(self) -> bool:
-        """Whether the very first version that does it was not looked at, or the last one that does not."""
+        """Whether the first version with the behaviour, or the last one without it, was not inspected."""
         major, minor = self.since
         last = f"{major}.{minor - 1}"
         return f"{major}.{minor}" not in self.seen_since or (last not in self.seen_before and self.since > OLDEST_TORCH)
@@ -130,11 +130,11 @@ CHUNKS_OF_EACH_NORM = Difference(
 DIFFERENCES: dict[str, Difference] = {
     name: value for name, value in list(globals().items()) if isinstance(value, Difference)
 }
-"""By name, in the order above."""
+"""By name, in the order of definition."""
 
 
 def as_table() -> str:
-    """Markdown, for docs/torch-versions.md."""
+    """The table as Markdown, for docs/torch-versions.md."""
     lines = ["| from | seen | what | before | looked at |", "|---|---|---|---|---|"]
     for each in DIFFERENCES.values():
         since = ".".join(map(str, each.since))

@@ -33,7 +33,7 @@ class Alternative:
 def alternatives(
     survey: Survey, gpu: Gpu, torch_version: str, *, least_bytes: int, allocator_settings: str = ""
 ) -> Iterator[Alternative]:
-    """Those that may save `least_bytes`, by the size of what they are about; `allocator_settings` are the run's own."""
+    """Alternatives that may save `least_bytes`, by the memory they affect; `allocator_settings` are the run's own."""
     if survey.repeated_class is not None and survey.repeated_bytes >= least_bytes:
         yield _checkpointing(survey.repeated_class, survey.repeated_count)
     if not survey.is_autocast and _is_most_in(survey, "float32"):

@@ -1,7 +1,7 @@
 """Tensors of the last step that variables keep alive during the next one: `outputs`, `logits`, `loss`.
 
-Python frees them when the name gets its next value, which is after the next forward. The recorded requests are played
-again with those blocks freed at the end of their step: no run, but exact about the allocator.
+Python frees them when the name is reassigned, which is after the next forward. The recorded requests are replayed with
+those blocks freed at the end of their step: no run, but exact with regard to the allocator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ALLOC, _FREES = ACTIONS.index("alloc"), tuple(map(ACTIONS.index, ("free_request
 
 
 def release_earlier(trace: Trace, attribution: Attribution) -> Advice | None:
-    """None if nothing is held this way, or the history cannot be replayed."""
+    """The advice to free them earlier; None if nothing is held this way, or the history cannot be replayed."""
     device = attribution.device
     held = held_into_next_forward(attribution)
     if not held or not trace.allocator.is_native:
@@ -48,7 +48,7 @@ def release_earlier(trace: Trace, attribution: Attribution) -> Advice | None:
 
 
 def held_into_next_forward(attribution: Attribution) -> list[Block]:
-    """Made in the forward of one step, freed in the forward of a later one."""
+    """Blocks allocated in the forward of one step and freed in the forward of a later one."""
     begins = [span.begin for span in attribution.spans]
     blocks = Blocks.of(attribution.blocks)
     may_be = [kind.phase == "forward" and kind.category not in ("parameter", "buffer") for kind in blocks.kinds]
@@ -63,8 +63,8 @@ def held_into_next_forward(attribution: Attribution) -> list[Block]:
 
 
 def freed_at(events: MemoryEvents, moves: dict[int, int], *, device: int) -> MemoryEvents:
-    """The events with the frees of some blocks (by the number of their allocation) moved before another event. Both
-    are numbers among the events of the device."""
+    """The events with the frees of some blocks (by the number of their allocation) moved before another event. Both are
+    event numbers of the device."""
     rows = [row for row, on in enumerate(events.device) if on == device]
     moved: dict[int, list[int]] = {}
     taken: set[int] = set()
@@ -94,7 +94,7 @@ def _frees_of(events: MemoryEvents, rows: Sequence[int], allocation: int) -> lis
 
 
 def _lines(held: Sequence[Block]) -> tuple[str, str]:
-    """Those that made them, and the one that made the most."""
+    """The lines that allocated them, and the one that allocated the most."""
     sizes: Counter[str] = Counter()
     for block in held:
         sizes[_short(block.where or block.module or "the forward")] += block.bytes

@@ -1,4 +1,4 @@
-"""Reads the survey of a training run (`inside/watch/survey.py`), and the changes that a run reports."""
+"""Reads the survey of a training run (`inside/watch/survey.py`), and the changes a run reports."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Optimizer:
     kind: str
     """Its class: `torch.optim.adamw.AdamW`."""
     implementation: str | None
-    """foreach, fused or for-loop; None: it has no choice of them."""
+    """foreach, fused or for-loop; None: the optimizer has no such option."""
     has_fused: bool
     state_bytes: int
     large_state_bytes: int
-    """Of tensors large enough to be kept in 8 bits."""
+    """State tensors large enough to be kept in 8 bits."""
     large_state_elements: int
 
     @property
@@ -30,7 +30,7 @@ class Optimizer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     repeated_class: str | None
-    """The class whose instances keep the most for the backward pass that need not be kept."""
+    """The class whose instances keep the most activations that checkpointing could free."""
     repeated_count: int
     repeated_bytes: int
     is_autocast: bool
@@ -40,9 +40,9 @@ class Survey:
     keeps_gradients: bool
     """zero_grad(set_to_none=False) was called."""
     late_gradient_bytes: int
-    """Of gradients that were there during the forward, and were set to zero after it."""
+    """Gradients held during the forward pass and zeroed after it."""
     has_smaller_batch: bool
-    """The last one of an epoch, which the run came to."""
+    """The run reached a smaller last batch of an epoch."""
     has_bitsandbytes: bool
 
 
@@ -54,7 +54,7 @@ def read_survey(folder: Path) -> Survey | None:
 
 
 def read_changes(folder: Path) -> dict[str, dict[str, Any]]:
-    """What was changed, by its word, with what the run says about it."""
+    """The changes made, by word, with the details reported by the run."""
     return {line.pop("name"): line for line in _lines(folder, "alternative")}
 
 

@@ -41,7 +41,7 @@ class Trials:
         self._no_forks_any_more()
 
     def survey(self, gpu: Gpu, *, expected_bytes: int | None) -> Trial:
-        """Forks are used only if a fork reaches the same peak as a fresh process."""
+        """Run with a survey. Forks are used only if a fork reaches the same peak as a fresh process."""
         if self._warm is not None:
             try:
                 trial = self.run(gpu, is_survey=True)

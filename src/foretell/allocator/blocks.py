@@ -1,4 +1,4 @@
-"""Blocks and pools: what the allocator cuts its segments into, and where it keeps the free ones."""
+"""Blocks, the parts of a segment, and pools of free blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ADDRESS_BITS = 48
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 _AGE_BITS = 32
 SIZE_SHIFT = ADDRESS_BITS + _AGE_BITS
-"""A free block is kept as one integer: they sort as the real pool does, by size, age of the segment and address."""
+"""A free block is stored as one integer, which sorts like the real pool: by size, age of the segment and address."""
 
 
 class Block:
@@ -20,7 +20,7 @@ class Block:
     def __init__(self, address: int, size: int, stream: int, pool: Pool, age: int = 0) -> None:
         self.address = address
         self.age = age
-        """Counts up with each segment; always 0 for a torch that does not look at it."""
+        """Increases with each segment; always 0 for versions of torch that ignore it."""
         self.size = size
         self.stream = stream
         self.pool = pool
@@ -30,7 +30,7 @@ class Block:
         self.is_mapped = True
         self.requested = 0
         self.num_events = 0
-        """Of other streams, that must be over before the block is given back."""
+        """Pending events on other streams; the block is freed when all have completed."""
         self.stream_uses: set[int] | None = None
         self.expandable: ExpandableSegment | None = None
         self.gc_base = 0
@@ -45,7 +45,7 @@ class Block:
 
 
 class ExpandableSegment:
-    """A range of addresses into which pages of memory are mapped as they are needed."""
+    """A range of addresses into which pages of memory are mapped as needed."""
 
     __slots__ = ("address", "page", "pages", "size")
 
@@ -54,7 +54,7 @@ class ExpandableSegment:
         self.size = size
         self.page = page
         self.pages: set[int] = set()
-        """Numbers of those that have memory."""
+        """Numbers of the mapped pages."""
 
 
 class Pool:
@@ -67,11 +67,11 @@ class Pool:
         self.private = private
         self.free: dict[int, list[int]] = {}
         self.blocks: dict[int, Block] = {}
-        """The free ones, by address."""
+        """The free blocks, by address."""
         self.unmapped: dict[int, list[int]] = {}
-        """Addresses of expandable blocks without memory, by stream; the blocks are in `blocks`, too."""
+        """Addresses of unmapped expandable blocks, by stream; the blocks are in `blocks`, too."""
         self.num_lookups = 0
-        """Counted for garbage collection alone."""
+        """Counted only for garbage collection."""
 
     def insert(self, block: Block) -> None:
         block.gc_base = self.num_lookups
@@ -96,7 +96,7 @@ class Pool:
         del self.blocks[block.address]
 
     def in_order(self) -> list[Block]:
-        """All that are free, by stream, size, age and address."""
+        """All free blocks, by stream, size, age and address."""
         return [self.blocks[key & ADDRESS_MASK] for stream in sorted(self.free) for key in self.free[stream]]
 
 
@@ -105,7 +105,7 @@ def _key(block: Block) -> int:
 
 
 class PrivatePool:
-    """Of a CUDA graph or a torch.cuda.MemPool: its blocks are given to nobody else."""
+    """Pool of a CUDA graph or a torch.cuda.MemPool, which does not share its blocks."""
 
     __slots__ = ("is_freeable", "large", "num_segments", "small")
 

@@ -1,8 +1,8 @@
-"""The caching allocator: best fit in pools of free blocks, split and merge, segments from the device when none fits.
+"""The caching allocator: best fit in pools of free blocks, split and merge, new segments from the device if none fits.
 
-Written from the description of c10/cuda/CUDACachingAllocator.cpp (torch 2.6 to 2.15), which it equals in all that can
-be seen from outside: sizes, addresses, counters, and the moment it runs out. What another stream was doing with a block
-is over as the virtual GPU has it: with the next synchronisation, or when many kernels have been launched since.
+Written from the description of c10/cuda/CUDACachingAllocator.cpp (torch 2.6 to 2.15), and equal to it in everything
+visible from outside: sizes, addresses, counters, and when it runs out of memory. Another stream's use of a block ends
+as on the virtual GPU: at the next synchronization, or after many more kernel launches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGE_SEGMENT = 20 * MIB
 BIG_ALLOCATION = 10 * MIB
 SEGMENT_GRAIN = 2 * MIB
 QUEUE_DEPTH = 1024
-"""Launches that a card lets wait: more, and the host waits for the first of them."""
+"""Launches a card queues; beyond that, the host waits for the first of them."""
 
 
 class OutOfMemoryError(Exception):
@@ -36,7 +36,7 @@ class OutOfMemoryError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """As torch.cuda.memory_snapshot shows one: what is mapped of it, and its blocks."""
+    """A segment as in torch.cuda.memory_snapshot: its mapped part and its blocks."""
 
     address: int
     size: int
@@ -51,7 +51,7 @@ class CachingAllocator:
     def __init__(
         self, device: Device | None = None, settings: AllocatorSettings | None = None, *, limit_bytes: int | None = None
     ) -> None:
-        """`limit_bytes`: what set_per_process_memory_fraction allows."""
+        """`limit_bytes`: the limit set by set_per_process_memory_fraction."""
         self.device = device or Device()
         self.limit_bytes = limit_bytes
         self.configure(settings or AllocatorSettings())
@@ -61,17 +61,17 @@ class CachingAllocator:
         self._small, self._large = Pool(is_small=True), Pool(is_small=False)
         self._private: dict[object, PrivatePool] = {}
         self._events: dict[int, deque[tuple[Block, int]]] = {}
-        """Of each stream: blocks whose use there was recorded when they were freed, and after how many launches."""
+        """Per stream: freed blocks with recorded use there, and the number of launches at that time."""
         self._num_launches = self._num_over = 0
         self._num_over_of: dict[int, int] = {}
-        """Of single streams: how many of the launches are known to be over there."""
+        """For single streams: the number of launches known to have completed there."""
         self._num_segments = 0
         self._segment_starts: dict[int, Block] = {}
-        """The first block of each, by address."""
+        """The first block of each segment, by address."""
         self._expandable: list[ExpandableSegment] = []
 
     def configure(self, settings: AllocatorSettings) -> None:
-        """Before anything is allocated, or as `torch.cuda.memory._set_allocator_settings` does later."""
+        """Set the options, before any allocation or later, as `torch.cuda.memory._set_allocator_settings` does."""
         self.settings = settings
         self._is_plain_rounding = not settings.power2_divisions
         self._collects_garbage = self.limit_bytes is not None and settings.garbage_collection_threshold > 0
@@ -79,7 +79,7 @@ class CachingAllocator:
     # ---- what a program does -----------------------------------------------------------------------------------------
 
     def malloc(self, size: int, stream: int = 0, pool: object = None) -> Block:
-        """Raises `OutOfMemoryError` where PyTorch would. `pool`: the private one that captures this stream."""
+        """Allocate a block; raises `OutOfMemoryError` where PyTorch would. `pool`: the private pool of this stream."""
         if self._events and (pool is None or not self.settings.is_private_like_capture):
             self._process_events()
         if self._is_plain_rounding:
@@ -108,7 +108,7 @@ class CachingAllocator:
         return block
 
     def request_free(self, block: Block) -> None:
-        """The program lets go of it; nobody else gets it before `complete_free`."""
+        """Mark the block as freed by the program; it is not reused before `complete_free`."""
         block.is_allocated = False
         block.num_events += 1
         self.allocated_bytes -= block.size
@@ -131,7 +131,7 @@ class CachingAllocator:
             self._give_back(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Another stream uses the block: it is given back only when that stream is done."""
+        """Note that another stream uses the block: it is freed only when that stream is done."""
         if stream == block.stream:
             return
         if block.stream_uses is None:
@@ -139,7 +139,7 @@ class CachingAllocator:
         block.stream_uses.add(stream)
 
     def launch(self, count: int = 1) -> None:
-        """Kernels were launched: work on other streams goes on."""
+        """Count launched kernels: work on other streams progresses."""
         self._num_launches += count
 
     @property
@@ -147,8 +147,8 @@ class CachingAllocator:
         return self._num_launches
 
     def synchronize(self, stream: int | None = None, *, until: int | None = None) -> None:
-        """What was launched so far (or until then), everywhere or on one stream, is over. The allocator notices with
-        its next allocation."""
+        """Mark everything launched so far (or up to `until`), everywhere or on one stream, as completed. The allocator
+        notices at its next allocation."""
         until = self._num_launches if until is None else until
         if stream is None:
             self._num_over = max(self._num_over, until)
@@ -159,7 +159,7 @@ class CachingAllocator:
         self._release_cached()
 
     def release_pool(self, pool: object) -> None:
-        """The graph or MemPool is gone: what is free of its memory goes back to the device with the next release."""
+        """The graph or MemPool is gone: its free memory goes back to the device at the next release."""
         owner = self._private.get(pool)
         if owner is not None:
             owner.is_freeable = True
@@ -170,7 +170,7 @@ class CachingAllocator:
         self.peak_reserved_bytes = self.reserved_bytes
 
     def segments(self) -> Iterator[Segment]:
-        """By address, as a snapshot lists them: of expandable ones, each stretch that is mapped."""
+        """Segments by address, as in a snapshot; an expandable one yields each mapped range."""
         for address in sorted(self._segment_starts):
             first: Block | None = self._segment_starts[address]
             while first is not None:
@@ -218,7 +218,7 @@ class CachingAllocator:
         return block
 
     def _expandable_best(self, pool: Pool, keys: list[int], index: int) -> int:
-        """An expandable block counts as what it can grow to."""
+        """Best fit with expandable segments: a block counts with the size it can grow to."""
 
         def can_be(block: Block) -> int:
             following = block.next
@@ -350,12 +350,12 @@ class CachingAllocator:
             assert following is not None
             if not self._map(following, min(size - block.size, following.size)):
                 return None
-            block = following  # it has merged with what was before it
+            block = following  # merged with the block before it
         pool.remove(block)
         return block
 
     def _place_to_expand(self, pool: Pool, size: int, stream: int) -> Block:
-        """The lowest place where free and unmapped neighbours have room for it; else a new segment."""
+        """The lowest address where free and unmapped neighbours are large enough together; otherwise a new segment."""
         for address in pool.unmapped.get(stream, ()):
             block = pool.blocks[address]
             if block.prev is not None and block.prev.is_available:
@@ -411,7 +411,7 @@ class CachingAllocator:
         return True
 
     def _unmap(self, block: Block) -> None:
-        """Whole pages inside a free block go back to the device."""
+        """Return the whole pages inside a free block to the device."""
         segment, pool = block.expandable, block.pool
         assert segment is not None
         first = -(-(block.address - segment.address) // segment.page)
@@ -488,7 +488,7 @@ class CachingAllocator:
             block.pool.private.num_segments -= 1
 
     def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
-        """With max_split_size: one free block that is large enough, or several oversize ones, from the largest down."""
+        """With max_split_size: release one free block that is large enough, or several oversize ones, largest first."""
         most = self.settings.max_split_bytes
         if most == sys.maxsize:
             return False
@@ -508,7 +508,7 @@ class CachingAllocator:
         return released >= wanted
 
     def _collect_garbage(self) -> None:
-        """Frees whole segments that nobody has asked for in a long time, once most of the limit is reserved."""
+        """Free whole segments not requested for a long time, once most of the limit is reserved."""
         assert self.limit_bytes is not None
         threshold = int(self.settings.garbage_collection_threshold * self.limit_bytes)
         if self.reserved_bytes <= threshold:

@@ -1,4 +1,4 @@
-"""The second level: a card's memory as the driver hands it out. Pages of 2 MiB, the lowest free address first."""
+"""The level below: the memory of a card as the driver allocates it, in pages of 2 MiB, lowest free address first."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _START = PAGE
 
 class Device:
     def __init__(self, capacity_bytes: int = sys.maxsize, *, total_bytes: int | None = None) -> None:
-        """`capacity_bytes`: what is left beside context and libraries; `total_bytes`: of the card, which says how much
-        address space an expandable segment reserves."""
+        """`capacity_bytes`: the memory left after context and libraries; `total_bytes`: of the card, which determines
+        the address space an expandable segment reserves."""
         self.capacity_bytes = capacity_bytes
         self.total_bytes = capacity_bytes if total_bytes is None else total_bytes
         self.used_bytes = 0
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._num_without_gap = 0
-        """The first so many ranges have no gap between them."""
+        """Number of leading ranges without a gap between them."""
 
     def malloc(self, size: int) -> int | None:
-        """The address, or None where the card is full."""
+        """The address, or None if the card is full."""
         pages = -(-size // PAGE) * PAGE
         if not self.charge(pages):
             return None
@@ -42,7 +42,7 @@ class Device:
         self.used_bytes -= size
 
     def reserve(self, size: int) -> int:
-        """Addresses without memory behind them."""
+        """Reserve addresses without memory."""
         starts, ends = self._starts, self._ends
         index = self._num_without_gap
         at = ends[index - 1] if index else _START
@@ -58,7 +58,7 @@ class Device:
         return at
 
     def release(self, address: int) -> int:
-        """Gives the addresses back, and says how many they were."""
+        """Release the addresses; returns the size of the range."""
         index = bisect_left(self._starts, address)
         assert self._starts[index] == address, f"{address:#x} was not handed out"
         size = self._ends[index] - address

@@ -1,10 +1,10 @@
-"""The segments and blocks of one device, followed through a memory history that PyTorch wrote.
+"""Replay of a memory history written by PyTorch: the segments and blocks of one device.
 
-The history gives each allocation the size that was asked for. What `torch.cuda.memory_allocated` counts is the size
-of the block that was found, so the blocks of each segment are followed here as the allocator cuts and joins them
-(its round_size, should_split and try_merge_blocks, written from knowledge of c10/cuda/CUDACachingAllocator.cpp and
-checked against the counters of torch 2.6.0 and 2.15.0, not against the source). Which block is found
-need not be guessed: the history says its address. A history that does not add up raises `ReplayError`, unused.
+The history has the requested size of each allocation. `torch.cuda.memory_allocated` counts the size of the block found
+for it, so this module splits and merges the blocks of each segment as the allocator does (its round_size, should_split
+and try_merge_blocks, written from knowledge of c10/cuda/CUDACachingAllocator.cpp and checked against the counters of
+torch 2.6.0 and 2.15.0, not against the source). Which block is found is not guessed: the history has its address. An
+inconsistent history raises `ReplayError` and is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP,
 MIN_BLOCK = 512
 SMALL_SIZE = 1 << 20
 SMALL_SEGMENT_BYTES = 2 << 20
-"""What the pool for requests up to SMALL_SIZE takes at a time; the other one takes more (kSmallBuffer of 2.15)."""
+"""Segment size of the pool for requests up to SMALL_SIZE; the other pool's are larger (kSmallBuffer of 2.15)."""
 
 
 class ReplayError(Exception):
@@ -32,7 +32,7 @@ class ReplayError(Exception):
 
 
 class Piece:
-    """A block as the allocator keeps it: in use, waiting for another stream, or free. Neighbours share a segment."""
+    """A block of the allocator: in use, waiting for another stream, or free. Neighbours share a segment."""
 
     __slots__ = ("address", "is_allocated", "is_free", "next", "number", "prev", "requested_bytes", "segment", "size")
 
@@ -40,11 +40,11 @@ class Piece:
         self.address = address
         self.size = size
         self.segment = segment
-        """The number given with its segment, or with the first of its pages."""
+        """The number passed with its segment, or with the first of its pages."""
         self.number = -1
-        """The one given with its allocation; free: nobody's."""
+        """The number passed with its allocation; undefined if free."""
         self.requested_bytes = 0
-        """Free: what was last asked for in it, which PyTorch leaves standing."""
+        """Of a free block: the last requested size, which PyTorch does not reset."""
         self.is_free = True
         self.is_allocated = False
         self.prev: Piece | None = None
@@ -52,8 +52,7 @@ class Piece:
 
 
 class Heap:
-    """The segments and blocks of one device, followed event by event. Numbers are whatever the caller finds allocations
-    and segments again by."""
+    """The segments and blocks of one device, updated event by event. Numbers are the caller's handles."""
 
     def __init__(self, settings: AllocatorSettings) -> None:
         if not settings.is_native:
@@ -62,12 +61,12 @@ class Heap:
         self._rounded: dict[int, int] = {}
         self._blocks: dict[int, Piece] = {}
         self._ends: dict[int, Piece] = {}
-        """Where each ends; also where one ended that is longer or gone by now."""
+        """Blocks by end address; may have stale entries for blocks that have grown or are gone."""
         self.allocated_bytes = 0
         self.reserved_bytes = 0
 
     def follow(self, number: int, action: int, address: int, size: int) -> None:
-        """One event of any kind; those that move no bytes (oom, snapshot) change nothing."""
+        """Apply one event of any kind; events that move no bytes (oom, snapshot) change nothing."""
         if action == ALLOC:
             self.allocate(number, address, size)
         elif action == FREE_REQUESTED:
@@ -78,14 +77,14 @@ class Heap:
             self.resize(number, action, address, size)
 
     def resize(self, number: int, action: int, address: int, size: int) -> None:
-        """What comes from the card or goes back to it."""
+        """Apply a segment event: memory from the card, or back to it."""
         if action in (SEGMENT_ALLOC, SEGMENT_MAP):
             self._grow(number, address, size, is_mapped=action == SEGMENT_MAP)
         elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
             self._shrink(address, size)
 
     def held(self) -> dict[int, Piece]:
-        """What is allocated, by address."""
+        """Allocated blocks, by address."""
         return {address: piece for address, piece in self._blocks.items() if piece.is_allocated}
 
     def allocated_at(self, address: int) -> Piece | None:
@@ -94,7 +93,7 @@ class Heap:
         return block if block is not None and block.is_allocated else None
 
     def segments(self) -> Iterator[list[Piece]]:
-        """The blocks of each, both by address."""
+        """The blocks of each segment, both ordered by address."""
         for _, first in sorted(self._blocks.items()):
             if first.prev is None:
                 blocks = [first]
@@ -142,7 +141,7 @@ class Heap:
         return block
 
     def complete_free(self, address: int) -> int:
-        """The number of the allocation that is over."""
+        """Free the block; returns the number of its allocation."""
         block = self._blocks.get(address)
         if block is None or block.is_free or block.is_allocated:
             raise ReplayError(f"free completed at {address:#x}, but not requested")
@@ -157,7 +156,7 @@ class Heap:
         self.reserved_bytes += size
         if not is_mapped:
             return
-        # An expandable segment grows: the new part joins what lies beside it.
+        # An expandable segment grows: the new part joins its neighbours.
         if after is not None:
             after.prev, block.next = block, after
         if before is not None:
@@ -172,9 +171,9 @@ class Heap:
         return block
 
     def _shrink(self, address: int, size: int) -> None:
-        """Takes [address, address + size) away. It lies in one free block; unmapping may leave parts on both sides."""
+        """Remove [address, address + size). It lies in one free block; unmapping may leave parts on both sides."""
         block = self._blocks.get(address)
-        if block is None:  # unmapping begins inside a free block: find the one that holds it
+        if block is None:  # unmapping begins inside a free block: find that block
             block = next((b for b in self._blocks.values() if b.address < address < b.address + b.size), None)
         if block is None or not block.is_free or block.address + block.size < address + size:
             raise ReplayError(f"{size} bytes at {address:#x} released, but not free")
@@ -219,7 +218,7 @@ class Heap:
 
 
 def settings_of(actions: Container[int], settings: AllocatorSettings) -> AllocatorSettings:
-    """A script may have asked for expandable segments itself."""
+    """The settings, expandable if the history shows it: a script may have enabled expandable segments itself."""
     if settings.is_expandable or SEGMENT_MAP not in actions:
         return settings
     return replace(settings, is_expandable=True)

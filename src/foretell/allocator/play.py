@@ -1,7 +1,7 @@
-"""A saved memory history, played again on the allocator in Python: with another card, or with other options.
+"""Replay of a saved memory history on the allocator in Python: with another card, or with other options.
 
-What the program asked for stays the same, in the same order; where each block lies and which segments are taken is
-found anew. Blocks that waited for another stream wait as long as they did.
+The requests of the program stay the same, in the same order; addresses and segments are computed anew. Blocks that
+waited for another stream wait as long as recorded.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Outcome:
     peak_reserved_bytes: int
     num_retries: int
     oom_event: int | None
-    """The number of the event with which it ran out; None: it fits."""
+    """Number of the event that ran out of memory; None: it fits."""
     requested_bytes: int | None
-    """What was asked for then."""
+    """Size of the request that failed."""
 
 
 def play_again(
@@ -53,10 +53,10 @@ def play_again(
     on_event: Callable[[int], None] | None = None,
     write: Callable[[str, int, int, int], None] | None = None,
 ) -> Outcome:
-    """Ends at the first request that does not fit.
+    """Replay the events, up to the first request that does not fit.
 
-    A `RecordingAllocator` tells its observer what happens to segments and which frees complete; `write` gets the
-    allocations and frees of the program in the same form, and `on_event` the number of each event before it is played.
+    A `RecordingAllocator` reports segment events and completed frees to its observer; `write` gets the allocations and
+    frees of the program in the same form, and `on_event` the number of each event before it is replayed.
     """
     held: dict[int, Block] = {}
     waiting: dict[int, Block] = {}
@@ -77,7 +77,7 @@ def play_again(
                 write("alloc", block.address, size, stream)
         elif action == _FREE_REQUESTED:
             freed = held.pop(address, None)
-            if freed is not None:  # None: it was there before the history began
+            if freed is not None:  # None: allocated before the history began
                 if write is not None:
                     write("free_requested", freed.address, size, stream)
                 request_free(freed)

@@ -1,4 +1,4 @@
-"""The allocator, telling what it does as PyTorch's memory history would."""
+"""The allocator with a record of its events, in the form of PyTorch's memory history."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RecordingAllocator(CachingAllocator):
     device: RecordingDevice
     OutOfMemory = OutOfMemoryError
     settings_text: str | None = None
-    """In the syntax of PYTORCH_ALLOC_CONF; None: nobody has set any yet."""
+    """In the syntax of PYTORCH_ALLOC_CONF; None: not set yet."""
     _tell: Callable[[str, int, int, int], None] = staticmethod(lambda *event: None)
 
     def __init__(

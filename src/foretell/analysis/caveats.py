@@ -1,4 +1,4 @@
-"""The caveats of an estimate: one function for each reason, in the order they are shown."""
+"""The caveats of an estimate: one function per reason, in the order of display."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Known:
     trace: Trace
     peak: PeakMemory
     oom: OutOfMemory | None
-    """The one that ended the job."""
+    """The OOM that ended the job."""
 
 
 def caveats_of(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def values_that_were_read(known: Known) -> Iterator[str]:
 
 
 def values_that_set_sizes(known: Known) -> Iterator[str]:
-    """One for each place where a value set the size of a tensor."""
+    """One caveat per place where an unknown value set the size of a tensor."""
     sizes: dict[str | None, dict[str, None]] = {}
     for read in known.trace.unknown_reads:
         if _DECIDES_A_SIZE in read.what:
@@ -115,7 +115,7 @@ def values_that_set_sizes(known: Known) -> Iterator[str]:
 
 
 def ruled_workspaces(known: Known) -> Iterator[str]:
-    if known.trace.has_ruled_workspaces and known.trace.pid is not None:  # an import has nobody who could have asked
+    if known.trace.has_ruled_workspaces and known.trace.pid is not None:  # an import has no process to query cuDNN
         yield (
             f"{why_no_cudnn_is_asked(known.trace)}, so convolution workspaces are estimated; their sum may be off by a "
             "few hundred MiB"
@@ -197,7 +197,7 @@ def failure_elsewhere(known: Known) -> Iterator[str]:
 
 
 def crashed_after_its_end(trace: Trace) -> bool:
-    """The script had finished; torch's threads can make Python abort while it shuts down."""
+    """Whether the process crashed after the script had finished: torch's threads can make Python abort at shutdown."""
     return trace.exit_status in (-signal.SIGABRT, -signal.SIGSEGV) and trace.is_ended and trace.exception is None
 
 

@@ -1,4 +1,4 @@
-"""One pass over the memory history of a device: bytes after every event, lives of blocks, the highest moment."""
+"""One pass over the memory history of a device: bytes after every event, block lifetimes, the peak."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from foretell.trace import Trace
 
 NONE = -1
 _column = partial(array, "q")
-# A label that says more goes before one that says less: a gradient may be a view of what is its parameter's, too.
+# More specific labels win: a gradient may be a view of memory that belongs to its parameter.
 _BY_RANK: tuple[Category, ...] = (
     "parameter", "buffer", "optimizer_state", "gradient", "workspace", "activation", "input", "temporary",
 )  # fmt: skip
@@ -34,7 +34,7 @@ _RANK = [_BY_RANK.index(category) for category in CATEGORIES]
 
 @dataclass(slots=True)
 class Lives:
-    """Blocks from their allocation to their free, in columns and in the order of their allocation."""
+    """Blocks from allocation to free, in columns and in order of allocation."""
 
     address: array[int] = field(default_factory=partial(array, "Q"))
     bytes: array[int] = field(default_factory=_column)
@@ -43,16 +43,16 @@ class Lives:
     end: array[int] = field(default_factory=_column)
     """NONE: held to the end."""
     completed: array[int] = field(default_factory=_column)
-    """When no other stream used it any more; NONE: never."""
+    """The event at which no other stream used it any more; NONE: never."""
     label: array[int] = field(default_factory=_column)
-    """Index into CATEGORIES; NONE: nobody labelled it."""
+    """Index into CATEGORIES; NONE: not labelled."""
     name: array[int] = field(default_factory=_column)
-    """Index into Trace.owners; NONE: it has none."""
+    """Index into Trace.owners; NONE: no name."""
 
 
 @dataclass(slots=True)
 class History:
-    """What the pass finds. Events are numbered from 0 among those of the device."""
+    """The result of the pass. Events are numbered from 0 among those of the device."""
 
     device: int
     rows: Sequence[int]
@@ -62,14 +62,14 @@ class History:
     """After each event."""
     reserved: array[int] = field(default_factory=_column)
     resizes: list[int] = field(default_factory=list)
-    """Events that are neither allocations nor frees: the card gives memory or gets it back, for most of them."""
+    """Events that are neither allocations nor frees; most allocate or free memory of the card."""
     peak_bytes: int = 0
     peak_event: int = NONE
-    """With which allocated was highest first."""
+    """The event at which allocated memory first reached its peak."""
 
 
 def follow(trace: Trace, device: int) -> History:
-    """A history that does not add up raises `ReplayError`."""
+    """Follow the history of one device; an inconsistent one raises `ReplayError`."""
     memory = trace.memory
     history = History(device=device, rows=rows_of(memory.device, device))
     heap = Heap(settings_of(memory.action, trace.allocator))
@@ -115,7 +115,7 @@ def follow(trace: Trace, device: int) -> History:
 
 
 def _unlabelled(actions: array[int], addresses: array[int], sizes: array[int]) -> Lives:
-    """What is known before the pass: all but the bytes of the blocks, their ends and labels."""
+    """The columns known before the pass: all but block sizes, ends and labels."""
     begin = array("q", [event for event, action in enumerate(actions) if action == ALLOC])
     nothing = array("q", [NONE]) * len(begin)
     return Lives(
@@ -149,7 +149,7 @@ class _LabelsInOrder:
         self.next_row = self._row[0] if self._num else self._never
 
     def apply(self, row: int, heap: Heap, lives: Lives) -> int:
-        """Those that come before an event of this number; returns the one before which the next comes."""
+        """Apply the labels that precede this event; returns the event before which the next label comes."""
         addresses, categories, names = self._columns
         rows, at, num = self._row, self._at, self._num
         allocated_at, label, name_of = heap.allocated_at, lives.label, lives.name
@@ -179,7 +179,7 @@ class _LabelsInOrder:
 
 
 class _Views:
-    """Finds the block that an address is in the middle of."""
+    """Finds the block that contains an address."""
 
     def __init__(self, heap: Heap) -> None:
         self._held = heap.held()
@@ -197,15 +197,15 @@ class _Views:
 
 
 def segments_at_peak(trace: Trace, history: History) -> tuple[Segment, ...]:
-    """The segments after the peak's event, with the blocks in them. What lies between blocks in use is one free block:
-    the allocator joins neighbours."""
+    """The segments after the event of the peak, with their blocks. A gap between blocks in use is one free block,
+    because the allocator merges neighbours."""
     lives, peak = history.lives, history.peak_event
     taken: list[tuple[int, int, int | None]] = []
     for number in range(bisect_right(lives.begin, peak)):
         end, completed = lives.end[number], lives.completed[number]
         if end == NONE or end > peak:
             taken.append((lives.address[number], lives.bytes[number], number))
-        elif completed == NONE or completed > peak:  # waiting for another stream: neither free nor anybody's
+        elif completed == NONE or completed > peak:  # waiting for another stream: neither free nor in use
             taken.append((lives.address[number], lives.bytes[number], None))
     taken.sort(key=lambda each: each[0])
     starts = [address for address, _, _ in taken]
@@ -233,7 +233,7 @@ def _parts(
 
 
 def _mapped(trace: Trace, rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Address and bytes of each segment after these events. Touching pages of expandable ones are one segment."""
+    """Address and bytes of each segment after these events. Adjacent pages of expandable segments are one segment."""
     memory = trace.memory
     segments: dict[int, int] = {}
     pages: dict[int, int] = {}

@@ -9,9 +9,9 @@ from statistics import median_low
 from foretell.records import Block, Blocks, Category, Leak
 
 _FEWEST_STEPS = 3
-"""Steps in a row that must leave something behind: the last one always does, and two may be chance."""
+"""Consecutive steps that must leave memory behind: the last one always does, and two may be chance."""
 _SIMILAR = 2
-"""Batches differ in length: up to twice as much still counts as the same leak."""
+"""Batches differ in length: up to twice the size still counts as the same leak."""
 _MADE_TO_STAY: tuple[Category, ...] = ("parameter", "buffer", "optimizer_state", "workspace")
 
 

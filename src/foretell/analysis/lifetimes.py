@@ -21,13 +21,13 @@ from foretell.trace.records import PHASES, Origin
 
 _TEMPORARY = CATEGORIES.index("temporary")
 _FOR_EVER = 1 << 62
-"""As the end of what is never freed."""
+"""The end of a block that is never freed."""
 _NEVER = _FOR_EVER + 1
-"""What nothing outlives."""
+"""Later than the end of any block."""
 
 
 def attribute(trace: Trace, *, device: int, history: History | None = None) -> Attribution:
-    """Of one device, whose history may have been followed already. One that does not add up raises `ReplayError`."""
+    """The attribution for one device, whose history may be given. An inconsistent one raises `ReplayError`."""
     history = follow(trace, device) if history is None else history
     spans = _spans(trace, history)
     blocks = _Deciding(trace, history, spans).blocks()
@@ -50,7 +50,7 @@ def attribute(trace: Trace, *, device: int, history: History | None = None) -> A
 
 
 def _spans(trace: Trace, history: History) -> tuple[Span, ...]:
-    """In the numbers of this device's events."""
+    """The spans, in event numbers of this device."""
     spans, rows = trace.spans, history.rows
     is_only_device = len(rows) == len(trace.memory.action)
     begins: Iterable[int] = spans.event if is_only_device else (bisect_left(rows, event) for event in spans.event)
@@ -61,7 +61,7 @@ def _spans(trace: Trace, history: History) -> tuple[Span, ...]:
 
 
 def _changes(history: History) -> Iterator[tuple[int, int]]:
-    """Events that change what is reserved, and to how much."""
+    """Events that change the reserved bytes, and the new value."""
     before = 0
     for event in history.resizes:
         if history.reserved[event] != before:
@@ -70,7 +70,7 @@ def _changes(history: History) -> Iterator[tuple[int, int]]:
 
 
 def _held_at(blocks: Blocks, event: int) -> list[int]:
-    """The largest first."""
+    """Largest first."""
     end = blocks.end
     held = [n for n in range(bisect_right(blocks.begin, event)) if end[n] == NONE or end[n] > event]
     return sorted(held, key=lambda number: -blocks.bytes[number])
@@ -81,7 +81,7 @@ def _held_at(blocks: Blocks, event: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """What stack and origin tell of an allocation."""
+    """Facts about an allocation from its stack and origin."""
 
     operator: str | None
     module: str | None
@@ -89,30 +89,30 @@ class _Place:
     """In the user's code."""
     where_in_library: str | None
     category: int
-    """Index into CATEGORIES; NONE: it does not follow from the place."""
+    """Index into CATEGORIES; NONE: unknown from the place alone."""
     is_in_module: bool
-    """A module's forward is on the stack: in a backward pass that is a recomputation."""
+    """A module's forward is on the stack: in a backward pass, that is a recomputation."""
     is_compiled: bool
-    """By torch.compile, which leaves no modules, and of whose forward passes not all are marked."""
+    """By torch.compile, which shows no modules and does not mark all of its forward passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """What outlives an event is of one category; all that is gone sooner is temporary."""
+    """A block that outlives an event has this category; one freed earlier is temporary."""
 
     until: int
     category: int
 
 
 class _Deciding:
-    """The category of each block, by what is known of it, else by when it lived."""
+    """Assigns each block a category: from its label or place, otherwise from its lifetime."""
 
     def __init__(self, trace: Trace, history: History, spans: Sequence[Span]) -> None:
         self._trace = trace
         self._lives = history.lives
         self._spans = spans
         self._is_training = any(span.phase == "backward" for span in spans) or bool(trace.ooms)
-        """Of a job without a backward pass nobody keeps anything; unless it ran out of memory before."""
+        """Without a backward pass nothing is kept for it; unless the job ran out of memory before."""
         self._places: list[_Place] = []
         self._place_of = self._find_places(history.rows)
         self._next_backward = _next_begins(spans, ("backward",), _FOR_EVER)
@@ -157,13 +157,13 @@ class _Deciding:
         return found
 
     def _stretches(self) -> Iterator[tuple[Span, int]]:
-        """Each span with the event before which it ends; before the first, it is nobody's."""
+        """Each span with its end (exclusive); the first covers the events before any span."""
         begins = [span.begin for span in self._spans]
         yield Span(begin=0, step=0, phase=PHASES[-1]), begins[0] if begins else _FOR_EVER
         yield from zip(self._spans, [*begins[1:], _FOR_EVER], strict=False)
 
     def _kinds_of(self, at: int, phase: Phase, numbers: range) -> Iterator[int]:
-        """`at`: the number of their span; -1 before the first."""
+        """`at`: the index of their span; -1 before the first."""
         lives, places, place_of = self._lives, self._places, self._place_of
         labels, names, ends = lives.label, lives.name, lives.end
         stay, compiled = self._stay(at, phase), self._stay(at, "forward")
@@ -193,7 +193,7 @@ class _Deciding:
             yield kind
 
     def _stay(self, at: int, phase: Phase) -> _Stay:
-        """What of a phase is kept, and for what."""
+        """The category of blocks kept beyond a phase, and until when they must live."""
         if phase == "forward":
             until = self._next_backward[at + 1] if self._is_training else _NEVER
             return _Stay(until, CATEGORIES.index("activation"))
@@ -207,7 +207,7 @@ class _Deciding:
         return _Stay(_NEVER, _TEMPORARY)
 
     def _stay_of_recomputed(self, begin: int) -> _Stay:
-        """What is still there when the backward pass goes on was recomputed for it."""
+        """A recomputed block that still lives when the backward pass resumes is an activation."""
         if self._resumptions is None:
             self._resumptions = self._find_resumptions()
         at = bisect_right(self._resumptions, begin)
@@ -224,7 +224,7 @@ class _Deciding:
         return found
 
     def _where(self, at: int) -> str | None:
-        """The line that began the span."""
+        """The line that started the span."""
         number = self._trace.spans.where[at] if at >= 0 else NONE
         return self._trace.owners[number] if number >= 0 else None
 
@@ -247,7 +247,7 @@ class _Deciding:
 
 
 def _next_begins(spans: Sequence[Span], phases: tuple[Phase, ...], otherwise: int) -> list[int]:
-    """For each number of a span: where the first of these phases begins that has it or a higher one."""
+    """For each span index: the begin of the first span at or after it in one of these phases."""
     begins = [otherwise]
     for span in reversed(spans):
         begins.append(span.begin if span.phase in phases else begins[-1])
@@ -255,7 +255,7 @@ def _next_begins(spans: Sequence[Span], phases: tuple[Phase, ...], otherwise: in
 
 
 def _module_of(name: str) -> str | None:
-    """Of the name of a parameter, perhaps with what of its state is meant: `Net.linear.weight (exp_avg)`."""
+    """The module in the name of a parameter, which may carry a state's name: `Net.linear.weight (exp_avg)`."""
     module, _, _ = name.partition(" (")[0].rpartition(".")
     return module or None
 
@@ -270,8 +270,8 @@ _FSDP = re.compile(r"[/\\]torch[/\\]distributed[/\\](fsdp|_composable)[/\\]")
 
 
 class _Folders:
-    """Whose code a file is. The process that ran says where its libraries lie; an imported profile, and a trace from
-    before that was recorded, leave it to a guess by the names of folders."""
+    """Tells whether a file belongs to foretell, a library or the user. A recorded process lists its library folders;
+    for an imported profile, and for older traces, folder names decide."""
 
     def __init__(self, trace: Trace) -> None:
         self._libraries = trace.library_folders
@@ -287,7 +287,7 @@ class _Folders:
 
 
 def place_of(trace: Trace, stack: int, origin: int) -> _Place:
-    """What the number of a stack and of an origin say, each NONE where there is none."""
+    """Facts from the numbers of a stack and an origin, each NONE if there is none."""
     told, folders = trace.origin(origin), _Folders(trace)
     own = library = operator = graph = None
     is_in_module = False
@@ -301,7 +301,7 @@ def place_of(trace: Trace, stack: int, origin: int) -> _Place:
             library = f"{file}:{line}"
             operator = f"{_stem(file)}.{function}"
         is_in_module = is_in_module or function == "_call_impl"
-        if not is_in_module:  # beyond it are the callers of the module that allocates
+        if not is_in_module:  # frames further out are the callers of the module that allocates
             category = category or _category_of_frame(file, function)
         if graph is None and _COMPILED.search(file):
             graph = f"compiled graph {_stem(file)[:8]}:{line}"
@@ -319,7 +319,7 @@ def place_of(trace: Trace, stack: int, origin: int) -> _Place:
 
 
 def operator_of(origin: Origin) -> str | None:
-    """`aten.scaled_dot_product_attention (flash)` where the operator chose among implementations."""
+    """`aten.scaled_dot_product_attention (flash)` if the operator chose among implementations."""
     return f"{origin.operator} ({origin.kernel})" if origin.kernel else origin.operator
 
 

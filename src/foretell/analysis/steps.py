@@ -1,4 +1,4 @@
-"""The peaks of single steps, and what waits for other streams, from the memory history."""
+"""The peaks of single steps, and memory waiting for other streams, from the memory history."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from foretell.analysis.history import History
 from foretell.records import StepPeak
 from foretell.trace import DeviceMemory, MemoryEvents, StepMark
 
-# How many events to either side of its time a step's end is looked for.
+# How many events before and after its time to search for the end of a step.
 _EDGE_EVENTS = 256
 
 
 def step_peaks(events: MemoryEvents, steps: Sequence[StepMark], history: History) -> tuple[StepPeak, ...]:
-    """The most held in each step: from the end of the one before (or the beginning) to its own end."""
+    """The peak of each step: from the end of the previous one (or the beginning) to its own end."""
     peaks: list[StepPeak] = []
     begin = 0
     for mark, end in zip(steps, step_ends(events, steps, history), strict=True):
-        # The level the step before left behind counts too: it is held when this one begins.
+        # The level left by the previous step counts too: it is held when this one begins.
         inside = slice(max(begin - 1, 0), end)
         allocated = max(history.allocated[inside], default=0)
         reserved = max(history.reserved[inside], default=0)
@@ -30,7 +30,7 @@ def step_peaks(events: MemoryEvents, steps: Sequence[StepMark], history: History
 
 
 def step_ends(events: MemoryEvents, steps: Sequence[StepMark], history: History) -> list[int]:
-    """How many events of the device came before the end of each step."""
+    """The number of events of the device before the end of each step."""
     time_us = events.time_us
     if len(history.rows) < len(time_us):
         time_us = array("q", map(time_us.__getitem__, history.rows))
@@ -44,10 +44,10 @@ def step_ends(events: MemoryEvents, steps: Sequence[StepMark], history: History)
 
 
 def _end_of_step(history: History, times: array[int], begin: int, time_us: int, counters: DeviceMemory) -> int:
-    """How many events happened before the mark.
+    """The number of events before the mark.
 
     PyTorch's clock and Python's differ by microseconds, so events at the edge could fall on either side. The counters
-    in the mark decide: the nearest place in time where the history has come to the same numbers.
+    in the mark decide: the nearest event after which the history has the same numbers.
     """
     at = bisect_right(times, time_us)
     allocated, reserved = history.allocated, history.reserved
@@ -62,9 +62,9 @@ def _end_of_step(history: History, times: array[int], begin: int, time_us: int, 
 
 
 def most_waiting_bytes(events: MemoryEvents, *, device: int) -> int:
-    """The most that was freed but not yet given back, because another stream might still use it (record_stream).
+    """The most bytes that were freed but not yet reusable, because another stream might still use them (record_stream).
 
-    How long that takes is the card's doing: here it is as long as it can be, on a fast card it may be no time.
+    How long that takes depends on the card: here it is the maximum; on a fast card it may be no time.
     """
     waiting: dict[int, int] = {}
     total = most = 0

@@ -30,7 +30,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
     history = _followed(trace, counters.device)
     steps, step_caveats = _steps(trace, counters.device, history)
     convolutions = trace.convolutions
-    sizes = convolutions.x_bytes, convolutions.y_bytes, convolutions.w_bytes  # which cuDNN may copy
+    sizes = convolutions.x_bytes, convolutions.y_bytes, convolutions.w_bytes  # tensors cuDNN may copy
     beside = overhead(
         context_bytes=trace.context_bytes,
         is_context_given=trace.is_context_given,
@@ -85,7 +85,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
 def _refuse(trace: Trace) -> None:
     for reason in trace.unsupported:
         raise UnsupportedError(f"{_sentence(reason.what)} {_sentence(reason.hint)}".strip())
-    if trace.unimplemented:  # even if the script went on: it would have taken another path on a real card
+    if trace.unimplemented:  # even if the script continued: on a real card it would have taken another path
         raise UnsupportedError(_not_implemented(trace.unimplemented))
     if trace.is_timed_out:
         raise ScriptError(

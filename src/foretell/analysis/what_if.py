@@ -1,7 +1,7 @@
-"""The trace of a run as it would have been on another card, or with other options of PyTorch's allocator.
+"""The trace of a run as it would be on another card, or with other options of PyTorch's allocator.
 
-The recorded requests are given to the allocator in Python, in the same order. What the script itself would do otherwise
-on another card (a smaller attention kernel, another batch size) is not in it.
+The recorded requests are replayed on the allocator in Python, in the same order. Differences in the script's own
+behaviour on another card (a smaller attention kernel, another batch size) are not included.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _MANAGED = "cudaMallocManaged"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     trace: Trace
-    """As if it had been recorded there."""
+    """The trace as if recorded under the new conditions."""
     recorded: Estimate
-    """Of the trace as it was."""
+    """The estimate of the unchanged trace."""
     capacity: Capacity
     num_retries: int
     """How often the cache was emptied to free memory."""
@@ -60,8 +60,7 @@ def what_if(
     used_by_others_bytes: int = 0,
     settings: AllocatorSettings | None = None,
 ) -> WhatIf:
-    """`gpu` and `settings`: those recorded, where not given. A trace that cannot be played again raises
-    `UnsupportedError`."""
+    """`gpu` and `settings` default to the recorded ones. Raises `UnsupportedError` if the trace cannot be replayed."""
     settings = settings or trace.allocator
     if not settings.is_native:
         raise UnsupportedError("cudaMallocAsync cannot be replayed: it is the driver's. Run the script with it.")
@@ -133,7 +132,7 @@ def _check(trace: Trace, recorded: Estimate) -> None:
 
 
 class _Playing:
-    """The events of one device, played again."""
+    """The replayed events of one device."""
 
     def __init__(self, trace: Trace, device: int, capacity: Capacity, settings: AllocatorSettings) -> None:
         self.device = device
@@ -142,7 +141,7 @@ class _Playing:
         allocator = RecordingAllocator(capacity.reservable_bytes, settings, total_bytes=capacity.total_bytes)
         self.recorder = Recorder(allocator, device=device)
         self.causes = array("q")
-        """Of each new event: the number of the recorded one that brought it about."""
+        """For each new event: the number of the recorded event that caused it."""
         self._memory = trace.memory
         self._cause = 0
         self.outcome: Outcome = play_again(
@@ -160,7 +159,7 @@ class _Playing:
 
 
 class _Changed:
-    """The parts of a trace that are otherwise when its events are."""
+    """The parts of a trace that change with its events."""
 
     def __init__(self, trace: Trace, played: Sequence[_Playing]) -> None:
         self._trace = trace
@@ -177,7 +176,7 @@ class _Changed:
         return ScriptException(type="torch.OutOfMemoryError", message=oom.message, where=oom.where, is_oom=True)
 
     def steps(self) -> tuple[StepMark, ...]:
-        """With what PyTorch's counters would have said at the end of each."""
+        """Step marks with the counters PyTorch would have had at the end of each."""
         end = None if self.oom is None else self.oom.time_us
         marks = [mark for mark in self._trace.steps if end is None or mark.time_us < end]
         devices = [_counters_at(each, self._trace, marks) for each in self._played]
@@ -185,7 +184,7 @@ class _Changed:
         return tuple(replace(mark, devices=counters) for mark, counters in zip(marks, counted, strict=True))
 
     def labels(self) -> Labels:
-        """One for each block that had one, behind its allocation."""
+        """One label per block that had one, placed after its allocation."""
         rows = []
         for each in self._played:
             lives = each.history.lives
@@ -204,7 +203,7 @@ class _Changed:
         return replace(spans, event=events)
 
     def driver(self) -> DriverEvents:
-        """What others than PyTorch took stays, on top of what PyTorch now takes; and so does managed memory."""
+        """Memory not allocated by PyTorch stays, on top of PyTorch's new peak; managed memory stays, too."""
         trace, old = self._trace, self._trace.driver
         managed = {number for number, name in enumerate(trace.names) if name == _MANAGED}
         rows = [
@@ -245,7 +244,7 @@ class _Changed:
 
 
 def _merged(played: Sequence[_Playing], last_cause: int | None) -> tuple[MemoryEvents, array[int]]:
-    """The events of all devices in the order of those that caused them."""
+    """The events of all devices, in the order of the recorded events that caused them."""
     if len(played) == 1:
         return played[0].recorder.memory, played[0].causes
     order = sorted(
@@ -263,7 +262,7 @@ def _merged(played: Sequence[_Playing], last_cause: int | None) -> tuple[MemoryE
 
 
 def _counters_at(playing: _Playing, trace: Trace, marks: Sequence[StepMark]) -> list[DeviceMemory]:
-    """Of one device at the end of each step."""
+    """The counters of one device at the end of each step."""
     rows, causes = playing.history.rows, playing.causes
     recorder = playing.recorder
     played = replace(trace, memory=recorder.memory, labels=Labels(), allocator=recorder.allocator.settings)
@@ -293,7 +292,7 @@ def _counters_at(playing: _Playing, trace: Trace, marks: Sequence[StepMark]) -> 
 
 
 def _counted(trace: Trace, device: int) -> DeviceMemory:
-    """What PyTorch's own counters said last of a device."""
+    """PyTorch's last counters for a device."""
     nothing = DeviceMemory(
         device=device, allocated_bytes=0, reserved_bytes=0, peak_allocated_bytes=0, peak_reserved_bytes=0
     )

@@ -1,9 +1,9 @@
-"""Runs on the card: measures it and writes what it found as JSON. A script, started by its path; standard library and
-torch only.
+"""Measures a card and writes the results as JSON. A script that runs on the card, started by its path; standard library
+and torch only.
 
-Memory outside PyTorch is what NVML shows as used, less what it showed before and what PyTorch reserved; a library's own
-is what its first use adds. A convolution's workspace is what PyTorch's allocator gave while it was computed and took
-back at once.
+Memory outside PyTorch is what NVML shows as used, less the amount before and PyTorch's reserved memory; a library's own
+memory is the increase at its first use. A convolution's workspace is the memory that PyTorch's allocator handed out for
+the call and got back at its end.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 PROBE = 1024
-# Channels in and out, size of the filter, stride, groups, size of the image: of ResNet, VGG, MobileNet, EfficientNet,
-# ConvNeXt, U-Net. At two batch sizes each.
+# Channels in and out, filter size, stride, groups, image size: from ResNet, VGG, MobileNet, EfficientNet, ConvNeXt,
+# U-Net. At two batch sizes each.
 CONVOLUTIONS = [
     (3, 64, 7, 2, 1, 224), (3, 32, 3, 2, 1, 224), (3, 64, 3, 1, 1, 224), (3, 96, 4, 4, 1, 224),
     (64, 64, 3, 1, 1, 224), (64, 128, 3, 1, 1, 112), (128, 128, 3, 1, 1, 112), (128, 256, 3, 1, 1, 56),
@@ -35,7 +35,7 @@ BATCH_SIZES = (8, 32)
 
 
 class Nvml:
-    """By UUID: NVML counts the machine's cards in another order than CUDA, and all of them."""
+    """Memory use from NVML. Cards are keyed by UUID: NVML lists all cards, in another order than CUDA."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -50,7 +50,7 @@ class Nvml:
             self._handles[uuid.value.decode()] = handle
 
     def used_bytes(self) -> dict[str, int]:
-        """Of every card."""
+        """Used memory of every card."""
         memory = (ctypes.c_ulonglong * 3)()
         found = {}
         for uuid, handle in self._handles.items():
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def multiply() -> None:
-    """In both directions, and in the thread of the backward pass, which has a handle of its own."""
+    """Multiply in both directions, and in the thread of the backward pass, which has its own handle."""
     a = torch.randn(PROBE, PROBE, device="cuda", requires_grad=True)
     F.linear(a, a, a[0]).sum().backward()
 

@@ -37,6 +37,6 @@ def load(path: Path) -> Profile:
 
 
 def profile_of(document: dict[str, object]) -> Profile:
-    """What else the document says is of no use here."""
+    """Build a profile; other keys of the document are ignored."""
     names = {each.name for each in fields(Profile)}
     return from_plain(Profile, {name: value for name, value in document.items() if name in names})

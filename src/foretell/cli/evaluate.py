@@ -64,7 +64,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.evaluation import cases, metrics, page, statistics
 
     _check(options)
-    statistics.statsmodels_and_pandas()  # report what is missing before anything runs
+    statistics.statsmodels_and_pandas()  # report missing packages before anything runs
     if options.html:
         page.plotly_objects()
     chosen = _choose(cases.read(options.folder, _sets(options)), options)
@@ -235,7 +235,7 @@ def _markdown(about: str, figures: Sequence[Figures], factors: Sequence[Factor],
 
 
 def _write_markdown(path: Path, text: str) -> None:
-    """A file that has the markers keeps everything around them."""
+    """Write the text; a file with the markers keeps everything around them."""
     before, begin, rest = path.read_text("utf-8").partition(_BEGIN) if path.exists() else ("", "", "")
     _, end, after = rest.partition(_END)
     if begin and end:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_files(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """The options of `write_files`."""
+    """Add the options of `write_files`."""
     parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - for standard output")
     parser.add_argument(
         "--report", metavar="FILE.html", type=Path,
@@ -53,7 +53,7 @@ def write_files(options: argparse.Namespace, trace: Trace, estimate: Estimate) -
 
 
 def write_reports(options: argparse.Namespace, trace: Trace, estimate: Estimate) -> None:
-    """All but the JSON."""
+    """Write every format except JSON."""
     if options.report:
         from foretell.report import html
 

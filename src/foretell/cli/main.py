@@ -1,7 +1,7 @@
 """Parses `argv`, runs the command and picks the exit code.
 
 0 the job fits; 3 it would run out of memory; 1 the script itself failed; 2 wrong usage or an unsupported environment;
-130 interrupted. Commands are imported when they are called, and rich by them, so that `--help` starts at once.
+130 interrupted. Commands are imported on use, and rich only by them, so that `--help` starts at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Showing an estimate, as `run` and `report` do, and the exit code of its verdict."""
+"""Shows an estimate, for `run` and `report`, and gives the exit code of its verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OUT_OF_MEMORY = 3
 
 
 def show_text(estimate: Estimate, *, is_json: bool) -> None:
-    """The table on standard output, or on standard error when standard output carries JSON."""
+    """Print the table to standard output, or to standard error if standard output carries JSON."""
     from foretell.report import text
 
     with ignore_broken_pipe():

@@ -17,7 +17,7 @@ def console(*, stderr: bool = False) -> Console:
 
     class Terminal(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would exit with 1, which here means that the user's script failed
+            raise BrokenPipeError  # rich would exit with 1, which here means that the script failed
 
     return Terminal(stderr=stderr, highlight=False)
 
@@ -28,6 +28,6 @@ def ignore_broken_pipe() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would complain once more when it flushes at exit.
+        # Python would complain again when it flushes at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -57,7 +57,7 @@ class BlockChange(Change):
     operator: str | None
     category: str
     tensor: str | None
-    """The parameter or buffer it is, or whose gradient or state it is."""
+    """The parameter or buffer itself, or the one whose gradient or optimizer state this is."""
     phase: str
     before_count: int
     after_count: int
@@ -179,7 +179,7 @@ def _facts(before: Summary, after: Summary) -> tuple[FactChange, ...]:
 
 
 def _without_folder(command: Sequence[str]) -> list[str]:
-    """The folder of the interpreter does not count as a change."""
+    """Strip the folder of the interpreter, which does not count as a change."""
     return [PurePath(command[0]).name, *command[1:]] if command else []
 
 
@@ -224,7 +224,7 @@ def _block_changes(before: Sequence[Held], after: Sequence[Held], floor: int) ->
 
 
 def _steps(before: Summary, after: Summary) -> tuple[StepChange, ...]:
-    """The steps that both have."""
+    """Steps present in both."""
     old = {step.index: step for step in before.steps}
     changes = []
     for new in after.steps:
@@ -268,7 +268,7 @@ def _differing_prefix(module: str, other: str) -> tuple[str, str] | None:
     while len(old) > 1 and len(new) > 1 and old[-1] == new[-1]:
         old.pop()
         new.pop()
-    # Nothing in common at the end says nothing: a root module that has another class is found by what is below it.
+    # Without a common suffix there is no evidence: a root module of another class is found through its children.
     return (".".join(old), ".".join(new)) if len(old) < module.count(".") + 1 else None
 
 
@@ -334,7 +334,7 @@ def _together(group: Sequence[_Kind]) -> _Kind:
 
 
 def described(change: BlockChange) -> tuple[str, str, str]:
-    """What it is, where it comes from, and how many of them there are."""
+    """What the blocks are, where they come from, and how many there are."""
     counts = (change.before_count, change.after_count)
     return (
         f"{words_of(change.category)} {change.tensor or f'of {change.name}'}",
@@ -362,7 +362,7 @@ def sentence(difference: Difference) -> str:
     if turn == 0:
         return _growth(difference)
     words = "now runs out of memory" if turn > 0 else "now fits"
-    # What was held when memory ran out is not what is needed: that it is less then says nothing.
+    # Memory held at the OOM is not the need, so a decrease there means nothing.
     is_telling = turn * difference.peak("reserved_bytes").bytes > 0
     return f"{words}: {_growth(difference)}" if is_telling else words
 

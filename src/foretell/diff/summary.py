@@ -1,4 +1,4 @@
-"""The `Summary` of a trace or an estimate on disk, for comparison: its peaks, and what held them."""
+"""The `Summary` of a trace or an estimate on disk, for comparison: its peaks, and the memory behind them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What one run says of itself. None: it does not say."""
+    """Facts about one run for comparison. None: not in the file."""
 
     path: str
     verdict: str
@@ -45,20 +45,20 @@ class Summary:
     cuda: str | None
     command: tuple[str, ...]
     peaks: dict[str, int]
-    """By those names of PEAKS that it has."""
+    """By name, as far as available; see PEAKS."""
     steps: tuple[StepPeak, ...]
     oom_step: int | None
     categories: dict[str, int] | None
     modules: dict[str | None, int] | None
     modules_floor_bytes: int = 0
-    """A module that is not in `modules` held at most so much; 0: all are."""
+    """Upper bound for a module not in `modules`; 0: the list is complete."""
     blocks: tuple[Held, ...] | None
     blocks_floor_bytes: int = 0
-    """Of blocks of at most so many bytes, some are missing; 0: all are there."""
+    """Blocks up to this size may be missing; 0: the list is complete."""
 
 
 def summary_of(path: Path) -> Summary:
-    """Reads a file without trusting it."""
+    """Read and validate a file."""
     try:
         with path.open("rb") as file:
             is_zip = file.read(2) == b"PK"

@@ -28,7 +28,7 @@ from foretell.units import format_bytes
 
 _MAX_WIDTH = 110
 _NARROW = 76
-"""Narrower than this, some numbers are left out."""
+"""Below this width, some numbers are left out."""
 _ROWS = 12
 PEAK_WORDS = {
     "allocated_bytes": "peak allocated",

@@ -16,16 +16,16 @@ from foretell.units import MIB
 Row = dict[str, str]
 
 A100_CONTEXT_BYTES = 1429 * MIB
-"""Of the 2024 campaign, which counted it in: what whole-GPU nvidia-smi showed for an empty process."""
+"""For the 2024 campaign, whose numbers include it: whole-GPU nvidia-smi with an empty process."""
 A100_2025_CONTEXT_BYTES = 483 * MIB
-"""Of the next campaign on such a card: BERT took 946 MiB less there."""
+"""For the next campaign on such a card: BERT used 946 MiB less there."""
 _A100 = "a100-40gb"
 _NAMED_CNNS = {"vgg16", "resnet50", "mobilenetV2", "efficientnet", "inception"}
 _TIMM_FULL_MIB = 39_000
 
 
 def read(folder: Path, sets: Sequence[str] = ()) -> list[Case]:
-    """The cases of the named sets, or of all that the folder has."""
+    """The cases of the named sets, or of all sets in the folder."""
     if not folder.is_dir():
         raise UsageError(f"no such folder: {folder}. Give a folder with measured runs: {_names()}.")
     unknown = sorted(set(sets) - set(READERS))
@@ -61,7 +61,7 @@ def _read_set(path: Path, name: str) -> Iterator[Case]:
 
 
 def _named_model(workload: str, tools: Sequence[str]) -> Callable[[str, Row], Case | None]:
-    """Named models on cards of 8, 12 and 40 GB; the bare context is not in the measured number."""
+    """Named models on cards of 8, 12 and 40 GB; the measured number does not include the bare context."""
 
     def read_row(key: str, row: Row) -> Case:
         return Case(
@@ -144,7 +144,7 @@ def _transformer_a100(key: str, row: Row) -> Case | None:
 
 
 def _that_succeeded(rows: list[tuple[int, Row]]) -> list[tuple[int, Row]]:
-    """Of the timm runs nobody wrote down which failed: those at the card's end, and those below a smaller batch."""
+    """The timm data does not record failures: drop runs that fill the card or use less than a smaller batch did."""
     most: dict[str, float] = {}
     good = []
     for number, row in sorted(rows, key=lambda each: int(each[1]["batch_size"])):
@@ -172,7 +172,7 @@ def _timm(key: str, row: Row) -> Case:
 
 
 def _real_model(key: str, row: Row) -> Case | None:
-    """Of the others it is not known how they were trained; a subset is there twice."""
+    """Training details of the other models are unknown, and one subset is listed twice."""
     if row["model"] not in _NAMED_CNNS or "subset" in row["source"]:
         return None
     is_2025 = "2025" in row["source"]

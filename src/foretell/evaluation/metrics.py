@@ -1,8 +1,8 @@
-"""The figures by which estimators of memory are compared, per set and tool.
+"""Metrics for comparing memory estimators, per set and tool.
 
-A run that is given only what was estimated for it fails when that is less than it needed, when it was said to fit and
-did not, or when it was refused although it fits (PEF: how often). Memory saved is what a scheduler would not have to
-set aside on that card (MCP); a run that fails has wasted what it was given.
+A run limited to its estimate fails if the estimate is too low, if it was predicted to fit and did not, or if it was
+refused although it fits (PEF: how often). Memory saved is the part of the card a scheduler need not set aside (MCP); a
+failed run wastes its whole allotment.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from foretell.evaluation.records import Answer, Case
 
 OURS = "foretell"
 REQUEST = "foretell, request"
-"""The value for a scheduler: the same estimate, with what it may be off by."""
+"""The value for a scheduler: the same estimate plus its uncertainty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One tool's word on one measured run."""
+    """One tool's estimate for one measured run."""
 
     tool: str
     case: Case
@@ -33,9 +33,9 @@ class Judged:
 
     @property
     def error(self) -> float | None:
-        """(estimate - measured) / measured; None where the run has no end to compare with."""
+        """(estimate - measured) / measured; None if there is no final value to compare."""
         if self.num_bytes is None or self.case.is_oom or (self.tool in (OURS, REQUEST) and self.is_oom):
-            return None  # ours, out of memory: what was reached, not what is needed
+            return None  # ours, out of memory: the level reached, not the need
         return (self.num_bytes - self.case.measured_bytes) / self.case.measured_bytes
 
     @property
@@ -57,7 +57,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """None: the data does not say."""
+    """None: not in the data."""
 
     set: str
     tool: str
@@ -66,7 +66,7 @@ class Figures:
     median_error: float | None
     p90_error: float | None
     bias: float | None
-    """The median of the signed errors."""
+    """Median of the signed errors."""
     oom_right: int
     oom_missed: int
     oom_false_alarms: int
@@ -74,12 +74,12 @@ class Figures:
     saved_bytes: float | None
     interval_coverage: float | None
     interval_width: float | None
-    """The median, as a part of what was measured."""
+    """Median, relative to the measured value."""
     seconds: float | None
 
 
 def judge(cases: Iterable[Case], answers: dict[str, Answer]) -> list[Judged]:
-    """Every tool's word on every run that the engine has an answer for."""
+    """Every tool's estimate for every run that the engine has an answer for."""
     judged = []
     for case in cases:
         answer = answers.get(case.key)
@@ -146,7 +146,7 @@ def _figures(key: tuple[str, str], judged: list[Judged]) -> Figures:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """With linear interpolation between neighbours, as numpy's."""
+    """Linear interpolation between neighbours, as in numpy."""
     ordered = sorted(values)
     position = part * (len(ordered) - 1)
     low = int(position)

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherEstimate:
-    """What another tool said of the same run. None: it does not say."""
+    """Another tool's estimate for the same run. None: not given."""
 
     num_bytes: int | None
     is_oom: bool | None
@@ -27,22 +27,22 @@ class Case:
     arguments: tuple[str, ...]
     gpu: str
     measured_bytes: int
-    """On a run that ended out of memory: the level it had reached."""
+    """For a run that ended out of memory: the level it reached."""
     is_oom: bool
     context_bytes: int | None
-    """What an empty process took in that campaign, where the measured bytes include it; None where they do not."""
+    """Memory of an empty process in that campaign, if the measured bytes include it; otherwise None."""
     factors: dict[str, str | float] = field(default_factory=dict)
     others: dict[str, OtherEstimate] = field(default_factory=dict)
 
     @property
     def is_kept_back(self) -> bool:
-        """The search for the interval of convolutions did not use it; other constants did (docs/accuracy.md)."""
+        """Not used in fitting the interval of convolutions; other constants did use it (docs/accuracy.md)."""
         return int(self.key.rpartition("/")[2]) % 2 == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the engine said of one case, in the measured run's terms: with the context only where that had it."""
+    """The engine's estimate for one case, in the terms of the measurement: with the context only if that had it."""
 
     key: str
     engine: str

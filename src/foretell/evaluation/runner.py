@@ -1,4 +1,4 @@
-"""From a case to the answer of an engine: what a worker of the pool does."""
+"""From a case to the answer of an engine: the task of a worker of the pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODULES = {
         *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),
     ),
 }
-"""By workload: what it imports only when it is told which model to train."""
+"""By workload: modules imported only once the model to train is known."""
 
 
 def modules_of(cases: Iterable[Case]) -> list[str]:
@@ -33,7 +33,8 @@ def job_of(case: Case, engine: Engine) -> Job:
     return Job(
         command=(str(WORKLOADS / case.workload), *case.arguments),
         gpu=gpu,
-        # With a given context the interval is about the rest; it is taken off again where it does not count.
+        # With a given context the interval covers only the rest; the context is subtracted again where it does not
+        # count.
         context_bytes=gpu.context_bytes if case.context_bytes is None else case.context_bytes,
         options=CaptureOptions(steps="all", history=False, engine=engine, timeout_seconds=TIMEOUT_SECONDS),
     )

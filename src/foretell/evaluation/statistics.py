@@ -1,4 +1,4 @@
-"""What the errors depend on, and how sure the figures are: ANOVA over the factors of the runs, and random draws.
+"""What the errors depend on, and how certain the figures are: ANOVA over the factors of the runs, and a bootstrap.
 
 statsmodels and numpy are imported when called: only `foretell evaluate` needs them.
 """
@@ -22,14 +22,14 @@ _NUMERIC = "batch_size"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """How much of the variance of our relative error one factor explains, the others given."""
+    """The share of the variance of our relative error that one factor explains, given the others."""
 
     set: str
     name: str
     num_levels: int | None
-    """None: a number, taken as linear."""
+    """None: numeric, with a linear effect."""
     share: float
-    """Of the sum of squares, type II."""
+    """Share of the sum of squares, type II."""
     f_value: float
     p_value: float
 
@@ -61,7 +61,7 @@ def _anova(name: str, judged: list[Judged]) -> list[Factor]:
         return []
     terms = {column: column if column == _NUMERIC else f"C({column})" for column in factors}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # two models that were only run with one optimizer each cannot be told apart
+        warnings.simplefilter("ignore")  # two models run with only one optimizer each cannot be separated
         model = formula_api.ols(f"error ~ {' + '.join(terms.values())}", data=frame).fit()
         table = api.stats.anova_lm(model, typ=2)
     total = table["sum_sq"].sum()
@@ -79,9 +79,9 @@ def _anova(name: str, judged: list[Judged]) -> list[Factor]:
 
 
 def monte_carlo(judged: Sequence[Judged], *, num_draws: int = 500, num_runs: int = 500, seed: int = 0) -> list[Draws]:
-    """Random configurations: first a level of the set's leading factor, all alike, then one of its measured runs.
+    """Random configurations: first a level of the set's leading factor, uniformly, then one of its measured runs.
 
-    The measured runs are not spread evenly over models; so drawn, every model counts the same. `num_draws` such samples
+    The measured runs are not spread evenly over models; this way, every model has the same weight. `num_draws` samples
     of `num_runs` each, drawn with replacement, give a figure and its bootstrap interval.
     """
     import numpy as np

@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 class Dotted:
-    """rich only breaks lines at spaces, and a module path has none."""
+    """A text that wraps at dots: rich only breaks lines at spaces, and a module path has none."""
 
     def __init__(self, text: Text) -> None:
         self._lines = text.split("\n", allow_blank=True)

@@ -109,7 +109,7 @@ def columns(attribution: Attribution) -> dict[str, Any]:
         },
         "blocks": {
             "begin": _differences(blocks.begin),
-            # How long, rather than until when: steps repeat, so gzip finds the same numbers again. 0: to the end.
+            # Lifetime rather than end: steps repeat, so gzip finds the same numbers again. 0: to the end.
             "lifetime": [0 if e < 0 else e - b for b, e in zip(blocks.begin, blocks.end, strict=True)],
             "bytes": blocks.bytes.tolist(),
             "rounding": [b - r for b, r in zip(blocks.bytes, blocks.requested_bytes, strict=True)],
@@ -154,7 +154,7 @@ class _Strings:
 
 
 def _labels(kinds: Sequence[BlockKind], strings: _Strings) -> dict[str, list[int]]:
-    """What is said of a block but for its size and time, once."""
+    """Everything about a block except its size and time, stored once."""
     named = {"category": [CATEGORIES.index(kind.category) for kind in kinds]}
     for field in ("name", "module", "operator", "phase", "where"):
         named[field] = [strings.number(getattr(kind, field)) for kind in kinds]

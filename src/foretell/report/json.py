@@ -72,7 +72,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
 
 
 def _at_peak(attribution: Attribution) -> dict[str, Any]:
-    """`by_category` adds up to the allocated peak, with slack and fragmentation to the reserved one."""
+    """`by_category` sums to the allocated peak; with slack and fragmentation, to the reserved one."""
     blocks = blocks_at_peak(attribution)
     return {
         "by_category": by_category(blocks),
@@ -104,7 +104,7 @@ _OTHER_NAMES = {"torch": "torch_version", "cuda": "cuda_version", "phases": "pha
 
 
 def read(text: str) -> Estimate:
-    """Without its attribution, of which JSON has only sums and the largest blocks."""
+    """Read an estimate, without its attribution, of which JSON has only sums and the largest blocks."""
     document = parse(text)
     try:
         values = {_OTHER_NAMES.get(name, name): value for name, value in document.items()}
@@ -119,7 +119,7 @@ def read(text: str) -> Estimate:
 
 
 def parse(text: str | bytes, *, name: str = "this") -> dict[str, Any]:
-    """The document, if it is one of foretell's."""
+    """Parse and check that it is a document written by foretell."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -132,7 +132,7 @@ def parse(text: str | bytes, *, name: str = "this") -> dict[str, Any]:
 
 
 def _gpu(document: dict[str, Any]) -> dict[str, Any]:
-    """Older files name the card and its memory only; the rest is looked up."""
+    """Older files have only the card's name and memory; the rest is looked up."""
     major, _, minor = str(document["compute_capability"]).partition(".")
     known = {} if "num_sms" in document else to_plain(gpus.find(document["name"]))
     return {**known, **document, "compute_capability": [int(major), int(minor)]}

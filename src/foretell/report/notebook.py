@@ -1,4 +1,4 @@
-"""The estimate as a notebook shows it: a small table with a bar, which needs nothing but itself."""
+"""The estimate for a notebook: a small self-contained table with a bar."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A trace in PyTorch's own form of a memory snapshot, as `torch.cuda.memory._dump_snapshot` writes it.
+"""A trace as a PyTorch memory snapshot, in the format of `torch.cuda.memory._dump_snapshot`.
 
 https://pytorch.org/memory_viz and `python -m torch.cuda._memory_viz` read it. The keys are those of torch 2.15, which
-what reads older ones accepts. Of its own, foretell adds who holds a block, where that is known: as leading frames with
-names like `<nn.Module>`, and as the `category` by which the page colours the timeline.
+readers of older versions accept. foretell adds the holder of a block, if known: as leading frames with names like
+`<nn.Module>`, and as the `category` by which the page colours the timeline.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from foretell.records import Attribution, BlockKind, Blocks
 from foretell.trace import ACTIONS, Trace
 
 _PROTOCOL = 4
-"""The newest that the page reads."""
+"""The newest pickle protocol the page reads."""
 _OUR_FRAMES = "/foretell/inside/"
 _NO_CATEGORY = "unknown"
-"""The page stumbles over categories without this one."""
+"""The page fails on categories without this one."""
 
 _Json = dict[str, Any]
 
@@ -63,7 +63,7 @@ class _History:
         blocks = Blocks.of(self._attribution.blocks if self._attribution else ())
         self._kinds = blocks.kinds
         self._kind_at = dict(zip(blocks.begin, blocks.kind, strict=True))
-        """Of the allocations, by the number of their event."""
+        """For allocations, by event number."""
         told = (self._kind(number) for number in range(len(self._rows)))
         self._frames = [
             frames.of(memory.stack[row], memory.origin[row], kind) for row, kind in zip(self._rows, told, strict=True)
@@ -80,7 +80,7 @@ class _History:
             action, address, frames = ACTIONS[memory.action[row]], memory.address[row], self._frames[number]
             if action == "alloc":
                 frames_at[address] = frames
-            elif action.startswith("free"):  # PyTorch names the place of the allocation there
+            elif action.startswith("free"):  # PyTorch gives the stack of the allocation there
                 frames = frames_at.get(address, frames)
             entry = {
                 "action": action,
@@ -131,7 +131,7 @@ class _History:
         }
 
     def annotations(self) -> list[_Json]:
-        """Steps, and where they are known phases, as PyTorch notes what `record_function` encloses."""
+        """Steps and, if known, phases, in the form PyTorch uses for `record_function` ranges."""
         if not self._rows:
             return []
         times = [self._trace.memory.time_us[row] for row in self._rows]
@@ -146,7 +146,7 @@ class _History:
             note(f"step {mark.index}", last_us, mark.time_us)
             last_us = mark.time_us
         spans = self._attribution.spans if self._attribution else ()
-        # The last ones may begin after the last event.
+        # The last spans may begin after the last event.
         begins = [min(span.begin, len(times) - 1) for span in spans] + [len(times) - 1]
         for span, (begin, end) in zip(spans, pairwise(begins), strict=True):
             if span.phase != "other" and begin < end:
@@ -155,7 +155,7 @@ class _History:
 
 
 class _Frames:
-    """Of every stack, once: events share them, and so does the file."""
+    """The frames of every stack, built once: events share them, and so does the file."""
 
     def __init__(self, trace: Trace) -> None:
         self._named: dict[tuple[str, int, str], _Json] = {}
@@ -163,7 +163,7 @@ class _Frames:
         self._trace = trace
 
     def of(self, stack: int, origin: int, kind: BlockKind | None) -> list[_Json]:
-        """Innermost first, after what is known of the allocation. What foretell itself has on the stack is left out."""
+        """Facts about the allocation, then the stack, innermost first. foretell's own frames are left out."""
         key = (stack, origin, kind)
         known = self._known.get(key)
         if known is None:
@@ -174,7 +174,7 @@ class _Frames:
         return known
 
     def _told(self, number: int, kind: BlockKind | None) -> Iterator[tuple[str, str]]:
-        """The file is what is said, the function is the name."""
+        """Pairs of file and function: the kind of fact, and its value."""
         origin = self._trace.origin(number)
         if kind is not None:
             yield "<category>", f"{kind.category} {kind.name}" if kind.name else kind.category

@@ -1,5 +1,5 @@
-"""What a job takes on the card outside PyTorch's allocator, the context and the libraries' own memory, and how sure the
-whole number is."""
+"""Memory a job needs outside PyTorch's allocator: the CUDA context and the libraries' own memory, and the uncertainty
+of the total."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .libraries import library_bytes
 
 __all__ = ["Overhead", "library_bytes", "loaded_libraries", "overhead"]
 
-# The context is a guess (gpus.toml), and what was measured is far above it: 1,429 MiB in one A100 campaign and about
-# 480 in the next, against a guess of 426; 1,343 MiB for an empty process on a V100 against 310. The upper end is set so
-# that it holds them all; the lower end is a guess as well.
+# The context is a guess (gpus.toml), and measured values are far above it: 1,429 MiB in one A100 campaign and about 480
+# in the next, against a guess of 426; 1,343 MiB for an empty process on a V100 against 310. The upper end is chosen to
+# cover them all; the lower end is a guess as well.
 _CONTEXT_LOW = 0.6
 _CONTEXT_HIGH_BYTES = 1040 * MIB
 _BATCH_NORM = "cudnnbatchnormalization"
@@ -23,13 +23,13 @@ _BATCH_NORM = "cudnnbatchnormalization"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """Bytes beside `reserved`, and how far off the sum of all may be."""
+    """Bytes in addition to `reserved`, and the uncertainty of the total."""
 
     context_bytes: int
     library_bytes: int
     library_names: tuple[str, ...]
     low_bytes: int
-    """Of all that is beside `reserved`; less than nothing where `reserved` itself may be too high."""
+    """Low estimate of the bytes in addition to `reserved`; negative where `reserved` itself may be too high."""
     high_bytes: int
     request_bytes: int
 
@@ -45,8 +45,9 @@ def overhead(
     convolution_bytes: int,
     has_workspaces: bool,
 ) -> Overhead:
-    """`functions`: those of NVIDIA's libraries it called; `other_bytes`: taken from the driver, but not by PyTorch;
-    `convolution_bytes`: x, y and w of the largest convolution, 0 without any; `has_workspaces`: one took some."""
+    """`functions`: the functions of NVIDIA's libraries the job called; `other_bytes`: taken from the driver, but not by
+    PyTorch; `convolution_bytes`: x, y and w of the largest convolution, 0 without any; `has_workspaces`: whether a
+    convolution used a workspace."""
     used, loaded = loaded_libraries(libraries, functions)
     spreads = PLAIN if not convolution_bytes else CONVOLUTIONS if has_workspaces else WITHOUT_WORKSPACES
     below, above, far_above = (
@@ -66,7 +67,7 @@ def overhead(
 
 
 def loaded_libraries(libraries: LibraryBytes, functions: Iterable[str]) -> tuple[tuple[str, ...], int]:
-    """The names of those whose functions were called, and what they take together."""
+    """The names of the libraries whose functions were called, and their total memory."""
     called = {function.lower() for function in functions}
     constants = {"cuBLAS": libraries.cublas, "cuDNN": libraries.cudnn, "NCCL": libraries.nccl}
     used = tuple(name for name in constants if any(function.startswith(name.lower()) for function in called))

@@ -79,7 +79,7 @@ class Platform:
 
     @property
     def alignment(self) -> dict[bool, int]:
-        """Required alignment of the width for memory-efficient attention, in elements; the key is "half precision"."""
+        """Required alignment of the width for memory-efficient attention, in elements, by "is half precision"."""
         if self.is_ampere:
             return {True: 8, False: 4}
         return {True: 8 if self.compute_capability >= (7, 0) else 1, False: 1}
@@ -148,8 +148,7 @@ def _has_rows(attention: Attention, platform: Platform) -> bool:
 
 
 def _is_narrow_for_a_gradient(attention: Attention, platform: Platform) -> bool:
-    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: these cards have too little shared
-    memory."""
+    """check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: too little shared memory there."""
     has_little = platform.compute_capability in ((8, 6), (8, 9), (12, 0), (12, 1))
     width = attention.query.width
     return not (has_little and attention.needs_grad) or width <= 192 or (attention.dropout == 0 and width > 224)

@@ -1,6 +1,6 @@
-"""What of a card's memory there is for a job, and for PyTorch: the only place that says what fits.
+"""How much of a card's memory is available to a job and to PyTorch: the only place that decides what fits.
 
-The virtual GPU has the same rule in C (virtual/native/state.c), and a test compares them.
+The virtual GPU implements the same rule in C (virtual/native/state.c), and a test compares them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ class Capacity:
     total_bytes: int
     context_bytes: int
     library_bytes: int
-    """Of the libraries that are loaded."""
+    """Memory of the loaded libraries."""
     used_by_others_bytes: int = 0
 
     @property
     def available_bytes(self) -> int:
-        """What the job may take in all."""
+        """Memory available to the job in total."""
         return self.total_bytes - self.used_by_others_bytes
 
     @property
     def reservable_bytes(self) -> int:
-        """What PyTorch can reserve before it runs out of memory."""
+        """How much PyTorch can reserve before it runs out of memory."""
         return self.available_bytes - self.context_bytes - self.library_bytes
 
     def spare_bytes(self, device_bytes: int) -> int:
-        """What is left beside a job that takes so much of the card; less than nothing where that does not fit."""
+        """Memory left over by a job that needs `device_bytes`; negative if it does not fit."""
         return self.available_bytes - device_bytes
 
     def verdict_of(self, reserved_bytes: int) -> Verdict:
@@ -41,7 +41,7 @@ class Capacity:
 def capacity_for(
     gpu: Gpu, *, context_bytes: int, libraries: LibraryBytes, functions: Iterable[str], used_by_others_bytes: int = 0
 ) -> Capacity:
-    """`functions`: those of NVIDIA's libraries that the job calls."""
+    """`functions`: the functions of NVIDIA's libraries the job calls."""
     _, loaded = loaded_libraries(libraries, functions)
     return Capacity(
         total_bytes=gpu.total_bytes,

@@ -1,5 +1,4 @@
-"""A convolution as cuDNN computes one: the noun that every rule about its workspaces takes, and the arithmetic of its
-shapes. Standard library only."""
+"""A convolution as cuDNN sees it: the input of every workspace rule, with shape arithmetic. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """Shapes are cuDNN's (N, C, H, W): a transposed convolution is the data gradient of the one from its output x to
-    its input y, and one dimension is computed as two."""
+    """Shapes are cuDNN's (N, C, H, W). A transposed convolution is the data gradient of the convolution from its output
+    x to its input y; a 1d convolution is computed as 2d."""
 
     direction: Direction
     x: Sizes
@@ -42,7 +41,7 @@ class Convolution:
 
     @property
     def multiply_adds(self) -> int:
-        """Without padding counted out; the same in all directions."""
+        """Includes products with padding; the same in all directions."""
         return prod(self.y) * prod(self.w[1:])
 
 
@@ -69,13 +68,13 @@ def spread(
     output_padding: Sequence[int],
     groups: int,
 ) -> Sizes:
-    """The shape of x, which a transposed convolution makes of y. at::native::conv_input_size."""
+    """The shape of x, the output of a transposed convolution of y. at::native::conv_input_size."""
     sizes = zip(y[2:], w[2:], stride, padding, dilation, output_padding, strict=True)
     return (y[0], w[1] * groups, *((n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in sizes))
 
 
 def is_channels_last(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """c10::is_channels_last_strides: sizes of 1 fit any order, so the strides have to say it."""
+    """c10::is_channels_last_strides: sizes of 1 fit any order, so the strides decide."""
     if len(strides) not in (4, 5) or strides[1] == 0:
         return False
     smallest = 0
@@ -98,8 +97,8 @@ def is_by_cudnn(
     is_bfloat16: bool,
     compute_capability: tuple[int, int],
 ) -> bool:
-    """select_conv_backend of ATen/native/Convolution.cpp, in short, for where torch cannot be asked; else PyTorch's own
-    kernels compute it. Some depthwise ones in half precision go to cuDNN in NCHW too, which takes nothing for them."""
+    """select_conv_backend of ATen/native/Convolution.cpp, abridged, for use without torch. If false, PyTorch's own
+    kernels compute it. Some depthwise ones in half precision go to cuDNN in NCHW too, but need no workspace."""
     if is_bfloat16 and compute_capability < (8, 0):
         return False
     is_depthwise = groups > 1 and given[1] == groups and w[0] % groups == 0 and not is_transposed

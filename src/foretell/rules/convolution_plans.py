@@ -1,35 +1,35 @@
-"""How much memory cuDNN asks for to compute a convolution, where there is no cuDNN to ask: a rule read off its answers.
+"""The workspace cuDNN requests for a convolution, if there is no cuDNN to ask: a rule derived from its answers.
 
-cuDNN 9.26 (torch 2.15) was asked for 600 layers of common nets, in three directions, two precisions and two memory
+cuDNN 9.26 (torch 2.15) was queried for 600 layers of common nets, in three directions, two precisions and two memory
 formats, for seven cards (benchmarks/convolution_workspaces.py; B200: 250 layers). Its workspaces have four parts, and
 16 bytes at the end:
 
-- Copies in the layout the tensor cores read: channels last, channels padded to 16 bytes. In NCHW x, y and w are all
-  copied (w of a 1x1 filter is the same in both layouts), in channels-last only what needs padding.
-- Copies rounded to TF32. But for H100 and B200 a float32 operand is copied whatever its layout: x and w forward, y
+- Copies in the layout the tensor cores read: channels last, channels padded to 16 bytes. In NCHW, x, y and w are all
+  copied (w of a 1x1 filter is the same in both layouts); in channels-last, only operands that need padding.
+- Copies rounded to TF32. Except on H100 and B200, a float32 operand is copied whatever its layout: x and w forward, y
   and w for the data gradient, x and y for the weight gradient. The result is copied in NCHW, except by the usual
-  forward kernel, which writes it there itself.
-- Partial sums in float32: a weight gradient has few tiles and long sums, which idle multiprocessors share.
-- Filters transformed for Winograd: 25 numbers for each pair of channels, where 3x3 filters have few channels, on
-  Turing also where they have many.
+  forward kernel, which writes NCHW directly.
+- Partial sums in float32: a weight gradient has few tiles and long sums, which are split among idle multiprocessors.
+- Filters transformed for Winograd: 25 numbers for each pair of channels, for 3x3 filters with few channels, on
+  Turing also for those with many.
 
-Layers with too little to compute for the copying to pay take a kernel that needs nothing: 1x1 filters of few
-channels, most depthwise ones, the first layer, tiny ones. Where that line runs is cuDNN's own estimate of time. The
-parts above were read off all layers, the thresholds fitted to one half of them.
+Layers with too little computation for the copies to pay use a kernel without a workspace: 1x1 filters with few
+channels, most depthwise ones, the first layer, tiny ones. The threshold is cuDNN's own time estimate. The parts above
+were derived from all layers, the thresholds fitted to one half of them.
 
-On the other half, without the layers of ResNet-50, which were looked at (22,752 rows): 64 % come out within the 512
-bytes of one block of PyTorch's allocator, 69 % within 5 %. The errors sum up to 19 % of all workspaces, which is 10 %
-of x, y and w, where the workspaces are 49 %. Of layers with 16 MiB and more 85 % are off by at most a tenth of x, y
-and w. In the same block: H100 and B200 72 %, A100 66 %, RTX 5090 65 %, RTX 3060 63 %, RTX 4090 60 %, T4 53 %; data
-gradients 76 %, forward 73 %, weight gradients 43 %, whose number of partial sums is only near. Worst are 1x1 filters
-in float32 on RTX 30 and 40, where cuDNN's choice looks like chance.
+On the other half, without the layers of ResNet-50, which were inspected (22,752 rows): 64 % are right within the 512
+bytes of one block of PyTorch's allocator, 69 % within 5 %. The errors sum to 19 % of all workspaces, which is 10 % of
+x, y and w, where the workspaces are 49 %. Of layers with 16 MiB and more, 85 % are off by at most a tenth of x, y and
+w. In the same block: H100 and B200 72 %, A100 66 %, RTX 5090 65 %, RTX 3060 63 %, RTX 4090 60 %, T4 53 %; data
+gradients 76 %, forward 73 %, weight gradients 43 %, whose number of partial sums is only approximate. Worst are 1x1
+filters in float32 on RTX 30 and 40, where cuDNN's choice looks random.
 
-A second draw (420 rows in tests/data, 383 of layers or batch sizes not asked before) gives 69 % in the same block and
-81 % off by at most a tenth of x, y and w; its errors sum up to 43 % of its workspaces, most of that from five rows of
+A second sample (420 rows in tests/data, 383 of layers or batch sizes not queried before) gives 69 % in the same block
+and 81 % off by at most a tenth of x, y and w; its errors sum to 43 % of its workspaces, most of that from five rows of
 large layers with few channels on one side.
 
-Not asked: TF32 forbidden, cudnn.benchmark, float64, Volta and Pascal; three dimensions hardly. bfloat16 gets what
-float16 does in 19 of 20 cases. Near the limit of a card torch takes another plan than the first.
+Not queried: TF32 disabled, cudnn.benchmark, float64, Volta and Pascal; hardly any 3d convolutions. bfloat16 gets the
+same as float16 in 19 of 20 cases. Near the limit of a card, torch uses another plan than the first.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from .convolution import Convolution
 
 _END = 16
 _TINY = 64 * 1024
-"""Elements of x, y and w; smaller layers are computed as they lie."""
+"""Elements of x, y and w; smaller layers are computed without copies."""
 _WINOGRAD = 4 * 25
 """Bytes for each pair of channels."""
 
 
 def planned_workspace(convolution: Convolution, compute_capability: tuple[int, int]) -> int:
-    """In bytes, for what PyTorch calls cuDNN with; depthwise convolutions in NCHW it mostly computes itself. Padding
-    and dilation were not seen to matter beyond the shape of y."""
+    """In bytes, for convolutions that PyTorch sends to cuDNN; it computes most depthwise ones in NCHW itself. Padding
+    and dilation showed no effect beyond the shape of y."""
     layer = _Layer.of(convolution)
     cards = _generation(compute_capability)
     if layer.element_bytes not in (2, 4):
@@ -68,18 +68,19 @@ def planned_workspace(convolution: Convolution, compute_capability: tuple[int, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Generation:
-    """What differs between cards. cuDNN plans for the compute capability alone: RTX 4060 and 4090, with 24 and 128
+    """Differences between card generations. cuDNN plans by compute capability alone: RTX 4060 and 4090, with 24 and 128
     multiprocessors, got the same workspaces for all layers, and so did RTX 3060 and 3090.
 
-    Below the thresholds named direct_ nothing is copied; those of channels are for 1x1 filters."""
+    Below the thresholds named direct_, nothing is copied; those on channels are for 1x1 filters.
+    """
 
     num_parts: int
-    """Of the sums of a weight gradient that has one tile; more tiles have fewer each."""
+    """Partial sums of a weight gradient with one tile; with more tiles there are fewer per tile."""
     has_tf32: bool = True
     reads_float32: bool = False
-    """Tensor cores round by themselves."""
+    """Tensor cores read float32 and round it in hardware."""
     has_much_bandwidth: bool = False
-    """For what it computes: copying is cheap."""
+    """Relative to compute throughput: copying is cheap."""
     direct_channels_half: int = 0
     """Forward in half precision."""
     direct_channels_forward: int = 0
@@ -87,9 +88,9 @@ class _Generation:
     direct_channel_pairs_data: int = 0
     direct_channel_pairs_weights: int = 0
     direct_intensity: int = 0
-    """Of larger filters backward, and on Hopper of 1x1 in float32."""
+    """For larger filters in the backward pass; on Hopper, also for 1x1 filters in float32."""
     few_tiles: int = 0
-    """Below, a sum is split in the forward direction too."""
+    """Below this many tiles, sums are split in the forward direction, too."""
 
 
 _TURING = _Generation(num_parts=32, has_tf32=False, direct_channels_half=100)
@@ -143,7 +144,7 @@ def _generation(compute_capability: tuple[int, int]) -> _Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer(Convolution):
-    """With what the rule looks at."""
+    """A convolution with the derived quantities the rule needs."""
 
     @classmethod
     def of(cls, convolution: Convolution) -> _Layer:
@@ -179,7 +180,7 @@ class _Layer(Convolution):
 
     @property
     def intensity(self) -> float:
-        """Multiplications for each element of x, y and w."""
+        """Multiplications per element of x, y and w."""
         return self.pixels * prod(self.w) / (prod(self.x) + prod(self.y) + prod(self.w))
 
     @property
@@ -211,7 +212,7 @@ class _Layer(Convolution):
         return channels if self.groups > 1 else _tiles(channels, multiple) * multiple
 
     def partial_sums(self, num_parts: int) -> int:
-        """Of the weight gradient: w in float32 once for each part of the sum, none for fewer than four parts."""
+        """Partial sums of the weight gradient: one float32 copy of w per part; none for fewer than four parts."""
         tiles = _tiles(self.k, 128) * _tiles(self.w[1] * self.taps, 128)
         num_parts = min(num_parts // tiles, self.pixels // 512)
         return num_parts * self.w_copy * 4 // self.element_bytes + 128 if num_parts > 3 else 0
@@ -224,7 +225,7 @@ def _tiles(extent: int, tile: int) -> int:
 def _depthwise(layer: _Layer, cards: _Generation) -> int:
     if layer.direction != "weights" or not layer.is_channels_last:
         return 0
-    if layer.element_bytes == 2:  # eight partial sums for each image, channels padded to 32
+    if layer.element_bytes == 2:  # eight partial sums per image, channels padded to 32
         return 4 * 8 * layer.x[0] * layer.taps * 32 * _tiles(layer.k, 32)
     if layer.taps >= 49 and cards.has_much_bandwidth:  # as if grouped: the one channel of a group is padded to four
         return 4 * (4 * prod(layer.x) + 4 * prod(layer.y) + 16 * prod(layer.w)) + _END
@@ -232,7 +233,7 @@ def _depthwise(layer: _Layer, cards: _Generation) -> int:
 
 
 def _first(layer: _Layer, cards: _Generation) -> int:
-    """Up to four channels; they are not padded in float32."""
+    """Layers with up to four channels, which are not padded in float32."""
     if layer.taps == 1 or layer.k < 16:
         return 0
     if layer.element_bytes == 2:
@@ -249,7 +250,7 @@ def _first(layer: _Layer, cards: _Generation) -> int:
 
 
 def _arranged(layer: _Layer, cards: _Generation) -> int:
-    """Tensor cores that read the elements as they are."""
+    """For tensor cores that read the elements without conversion."""
     pads = layer.pads_x or layer.pads_y
     if layer.is_channels_last or prod(layer.x[2:]) == 1:
         copies = (layer.x_copy if layer.pads_x else 0) + (layer.y_copy if layer.pads_y else 0)
@@ -258,7 +259,7 @@ def _arranged(layer: _Layer, cards: _Generation) -> int:
         return 0
     else:
         copies = layer.x_copy + layer.y_copy + (layer.w_copy if layer.taps > 1 or pads else 0)
-    if layer.direction == "weights":  # none on H100 and B200, which add up within a cluster
+    if layer.direction == "weights":  # none on H100 and B200, which sum within a cluster
         copies += layer.partial_sums(cards.num_parts)
     return copies + _END if copies else 0
 
@@ -297,7 +298,8 @@ def _rounded(layer: _Layer, cards: _Generation) -> int:
 
 
 def _is_direct_forward(layer: _Layer, cards: _Generation) -> bool:
-    """Of 1x1 filters. Large images are copied sooner on A100, never on Ada, which computes fast for its bandwidth."""
+    """For 1x1 filters. Large images are copied sooner on A100, never on Ada, which has little bandwidth for its
+    compute."""
     if cards is _ADA:
         return layer.c * layer.k < 20_000 or layer.is_large
     if cards is _A100 and layer.is_large:
@@ -322,7 +324,7 @@ def _is_direct_weights(layer: _Layer, cards: _Generation) -> bool:
 
 
 def _without_tensor_cores(layer: _Layer) -> int:
-    """float32 on Turing: kernels for NCHW, so that channels-last is copied."""
+    """float32 on Turing: kernels are for NCHW, so channels-last is copied."""
     if layer.direction == "weights" or layer.taps == 1:
         return 0
     transformed = _WINOGRAD * layer.c * layer.k if layer.is_winograd else 0

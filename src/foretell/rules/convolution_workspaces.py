@@ -1,5 +1,5 @@
-"""How much memory cuDNN takes for a convolution where there is no cuDNN to ask: the rule read off newer versions
-(convolution_plans.py) or the older one, fitted to measured runs."""
+"""The workspace of a convolution if there is no cuDNN to ask: the rule derived from newer versions
+(convolution_plans.py), or the older one fitted to measured runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .convolution_plans import planned_workspace
 
 
 def workspace_by_rule(convolution: Convolution, compute_capability: tuple[int, int], torch_version: Version) -> int:
-    """In bytes."""
+    """The workspace in bytes."""
     if len(convolution.x) != 4:
-        return 0  # no rule for videos
+        return 0  # no rule for 3d convolutions
     if not PLANNED_CONVOLUTIONS.holds_in(torch_version):
         return fitted_workspace(convolution, compute_capability)
     return planned_workspace(convolution, compute_capability)
@@ -21,7 +21,7 @@ def workspace_by_rule(convolution: Convolution, compute_capability: tuple[int, i
 
 def fitted_workspace(convolution: Convolution, compute_capability: tuple[int, int]) -> int:
     """The rule of native/libraries/convolution.c, fitted to fp32 runs on an A100 (sm80): tensor-core engines copy x, y
-    and w into NHWC with channels padded to 4. On other cards no rule was found that beats none."""
+    and w into NHWC with channels padded to 4. On other cards, no rule was found that beats assuming zero."""
     x, y, w = convolution.x, convolution.y, convolution.w
     if compute_capability != (8, 0) or len(x) != 4 or convolution.element_bytes != 4:
         return 0
@@ -36,7 +36,7 @@ def fitted_workspace(convolution: Convolution, compute_capability: tuple[int, in
     if low <= 40:
         return 0
     tiles = -(-channels_in * filter_size // 128) * -(-channels_out // 128)
-    # Partial sums, where few tiles are at work.
+    # Partial sums, if few tiles are computed.
     return copies + 3 * weights if convolution.direction == "weights" and tiles <= 432 else copies
 
 

@@ -1,6 +1,6 @@
-"""Which products of matrices cuBLAS and cuBLASLt compute, and in which workspaces. Standard library only.
+"""Which matrix products cuBLAS and cuBLASLt compute, and in which workspaces. Standard library only.
 
-The setting CUBLAS_WORKSPACE_CONFIG is a parameter: it counts where the job runs, which is seldom where a rule does.
+CUBLAS_WORKSPACE_CONFIG is a parameter: its value in the job's process counts, and rules mostly run in another one.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ..versions import (
 
 _KIB, _MIB = 1 << 10, 1 << 20
 CUBLASLT_BYTES = 1 * _MIB
-"""Of a product by cuBLASLt that has a workspace of its own."""
+"""Workspace of a cuBLASLt product that does not share the one of cuBLAS."""
 _WITH_A_BIAS = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspaces:
     num_bytes: int
-    """Of cuBLAS."""
+    """Size of the cuBLAS workspace."""
     is_kept: bool
-    """By each thread, from its first product on; else each product takes one and gives it back."""
+    """Each thread keeps one from its first product on; otherwise each product allocates and frees one."""
     is_shared: bool
-    """cuBLASLt works in the one that is kept."""
+    """cuBLASLt uses the kept workspace."""
 
 
 def workspaces(capability: tuple[int, int], torch_version: Version, config: str = "") -> Workspaces:
-    """`config`: CUBLAS_WORKSPACE_CONFIG of the process that computes them."""
+    """`config`: CUBLAS_WORKSPACE_CONFIG of the job's process."""
     is_kept = not WORKSPACE_PER_CALL.holds_in(torch_version)
     return Workspaces(
         num_bytes=workspace_bytes(capability, torch_version, config),
@@ -64,8 +64,8 @@ def is_bias_added_by_cublaslt(
     depth: int,
     dtype: str,
 ) -> bool:
-    """Of addmm: whether the product and the sum are one call. Else cuBLAS computes it. Shapes: a of rows x depth, b of
-    depth x columns."""
+    """Whether addmm is a single cuBLASLt call for product and sum; otherwise cuBLAS computes it. Shapes: a is rows x
+    depth, b is depth x columns."""
     is_row = len(bias) == 1 and is_contiguous and beta == 1
     takes_bias = is_row or (is_contiguous and ANY_BIAS_IN_CUBLASLT.holds_in(torch_version))
     return takes_bias and dtype in _WITH_A_BIAS and rows > 1 and columns > 1 and depth > 0

@@ -1,7 +1,7 @@
-"""How far an estimate may be off: what measured runs were off by (docs/accuracy.md says which, and what was seen).
+"""The uncertainty of an estimate, from the errors on measured runs (docs/accuracy.md lists them).
 
-The spread grows with three things: a constant, what PyTorch reserved, and the copies of its tensors that the largest
-convolution makes (x, y and w): whether cuDNN makes them decides by that much, more often than by a part of it.
+The spread has three terms: a constant, a share of PyTorch's reserved memory, and a multiple of x, y and w of the
+largest convolution: cuDNN copies them or does not, so errors are more often whole copies than parts of them.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class Spreads:
     low: Spread
     high: Spread
     request: Spread
-    """Not to be exceeded by 99 of 100, where `high` is by 97.5."""
+    """Exceeded by 1 % of runs; `high` by 2.5 %."""
 
 
-# CONVOLUTIONS was searched on cnn_a100's rows of even line numbers (1.3 % lay below, 1.9 % above) and picked among
+# CONVOLUTIONS was fitted to cnn_a100's rows of even line numbers (1.3 % lay below, 1.9 % above) and chosen among
 # candidates with the odd ones in view; the other two were set by hand with all rows in view. The request: 1 % above.
 PLAIN = Spreads(
     low=Spread(num_bytes=24 * MIB, of_reserved=0.055),
     high=Spread(num_bytes=100 * MIB, of_reserved=0.08),
     request=Spread(num_bytes=128 * MIB, of_reserved=0.20),
 )
-"""No convolution by cuDNN: what varies is the lengths of texts, and the order in which blocks are cached."""
+"""No convolution by cuDNN: only text lengths and the order of cached blocks vary."""
 WITHOUT_WORKSPACES = Spreads(
     low=Spread(num_bytes=60 * MIB, of_reserved=0.08),
     high=Spread(num_bytes=100 * MIB, of_reserved=0.13),
     request=Spread(num_bytes=100 * MIB, of_reserved=0.25),
 )
-"""Convolutions, none of which is taken to need a workspace: on cards without a rule, and where all are small."""
+"""Convolutions, all estimated to need no workspace: on cards without a rule, and if all are small."""
 CONVOLUTIONS = Spreads(
     low=Spread(num_bytes=60 * MIB, of_reserved=0.08, of_convolution=1.0),
     high=Spread(num_bytes=100 * MIB, of_reserved=0.15, of_convolution=1.5),
     request=Spread(num_bytes=100 * MIB, of_reserved=0.20, of_convolution=3.0),
 )
-"""Convolutions with workspaces, asked for or by rule."""
+"""Convolutions with workspaces, as answered by cuDNN or by rule."""

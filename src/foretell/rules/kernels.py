@@ -1,4 +1,4 @@
-"""What CUDA's kernels take beside their results, from shapes alone: for estimates that run no CUDA code, a recording
+"""Extra memory of CUDA kernels, from shapes alone: for estimates that run no CUDA code, from a recording
 (engines/imported) or a device in Python (engines/python_cuda). Standard library only."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ _DIGIT_BITS = 8
 
 
 def radix_sort_bytes(num: int, key_bytes: int, value_bytes: int, num_bits: int | None = None) -> int:
-    """The scratch of CUB's radix sort (read off torch 2.15): a histogram and counters for each digit, a row of both for
-    each tile, and a second copy of keys and values, where there is more than one digit."""
+    """Temporary storage of CUB's radix sort (observed in torch 2.15): a histogram and counters per digit, a row of both
+    per tile and, with more than one digit, a second copy of keys and values."""
     num_digits = -(-(num_bits or 8 * key_bytes) // _DIGIT_BITS)
     tile = 3072 if key_bytes + value_bytes <= 12 else 3456
     fixed = 511 + 2048 * num_digits + 1024 * -(-num // tile)
@@ -23,19 +23,19 @@ FEW_INDICES = 3072
 
 
 class EmbeddingGradient(NamedTuple):
-    """In bytes; each group is given back before the next is taken, `indices` at the end."""
+    """In bytes. Each group is freed before the next is allocated; `indices` are freed at the end."""
 
     indices: tuple[int, ...]
-    """Sorted, and the order they were in."""
+    """The sorted indices and their original positions."""
     sorting: tuple[int, ...]
     sums: tuple[int, ...]
-    """Taken when the result is there."""
+    """Allocated after the result."""
 
 
 def embedding_gradient(num: int, width: int, num_rows: int, index_bytes: int) -> EmbeddingGradient:
-    """embedding_dense_backward_cuda and EmbeddingBackwardKernel.cu: indices are sorted by as many bits as the rows
-    need, and sums of parts are kept in single precision. Up to FEW_INDICES a kernel that needs nothing adds them up,
-    unless gradients are scaled by how often an index occurs."""
+    """embedding_dense_backward_cuda and EmbeddingBackwardKernel.cu: indices are sorted by as many bits as the number of
+    rows needs, and partial sums are kept in single precision. Up to FEW_INDICES, a kernel without extra memory computes
+    the sums, unless gradients are scaled by index frequency."""
     segments = min(num, num_rows)
     partial = num // 10 + segments
     scratch = sorted_indices_bytes(num, num_rows, index_bytes)
@@ -48,7 +48,7 @@ def embedding_gradient(num: int, width: int, num_rows: int, index_bytes: int) ->
 
 
 def sorted_indices_bytes(num: int, num_rows: int, index_bytes: int) -> int:
-    """The scratch of a sort of indices with their places, by as many bits as the rows need."""
+    """Temporary storage for sorting indices with their positions, by as many bits as the number of rows needs."""
     return radix_sort_bytes(num, index_bytes, index_bytes, max(1, (num_rows - 1).bit_length()))
 
 
@@ -58,8 +58,8 @@ _LARGE_SEGMENT = 1_000_000
 
 
 def sort_bytes(num_segments: int, length: int, key_bytes: int, *, is_in_rows: bool = True) -> list[int]:
-    """Sort.cpp and SortStable.cu, beside values and indices: what is held at the same time. What does not lie in rows
-    is sorted in rows and copied back."""
+    """Sort.cpp and SortStable.cu: allocations held at the same time, in addition to values and indices. A dimension
+    that is not contiguous is copied into rows, sorted and copied back."""
     num = num_segments * length
     if not is_in_rows and length > SMALL_SORT:
         return [key_bytes * num, key_bytes * num, 8 * num, *sort_bytes(num_segments, length, key_bytes)]
@@ -76,8 +76,8 @@ def sort_bytes(num_segments: int, length: int, key_bytes: int, *, is_in_rows: bo
 
 
 def layer_norm_parts(rows: int, width: int, num_sms: int) -> int:
-    """layer_norm_kernel.cu: in how many parts the gradients of weight and bias are summed where short rows are many;
-    0: at once."""
+    """layer_norm_kernel.cu: number of partial sums for the gradients of weight and bias, if there are many short rows;
+    0: no partial sums."""
     if rows <= 65536 or width // 32 >= num_sms // 2:
         return 0
     return min(32768 // -(-width // 32), -(-rows // 32))
@@ -92,15 +92,15 @@ def _up(number: int, multiple: int) -> int:
 _MAX_THREADS = 512
 _WARP = 32
 _MIN_VALUES, _MAX_VALUES = 16, 256
-"""Of one thread."""
+"""Per thread."""
 _VECTOR = 4
 
 
 def reduction_buffer(
     size: Any, stride: Any, dims: Any, element: int, num_sms: int, threads_per_sm: int
 ) -> tuple[int, int] | None:
-    """Reduce.cuh, setReduceConfig: where few results are made of many numbers, blocks of threads share a result. What
-    they write into, and their semaphores; None: every result is made by one block."""
+    """Reduce.cuh, setReduceConfig: if few results reduce many numbers, several thread blocks share a result. Returns
+    the bytes of their buffer and semaphores; None: one block computes each result."""
     rank = len(size)
     wanted = [dims] if isinstance(dims, int) else dims
     reduced = {dim % rank for dim in wanted} if wanted else set(range(rank))
@@ -150,7 +150,7 @@ def reduction_buffer(
 
 
 def _merged(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(stride, extent), the smallest stride first; what lies behind each other is one dimension."""
+    """Sorted (stride, extent) pairs, with contiguous dimensions merged into one."""
     merged: list[tuple[int, int]] = []
     for stride, extent in dims:
         if merged and merged[-1][0] * merged[-1][1] == stride:

@@ -1,11 +1,13 @@
-"""What NVIDIA's libraries take on a card for themselves: handles and the code of their kernels, loaded when first used.
+"""Memory that NVIDIA's libraries use on a card: handles and kernel code, loaded on first use.
 
-Fitted to measured runs with CUDA 12 and cuDNN 9.1 (docs/accuracy.md), as few constants as they support:
-- on cards with much double precision (A100) cuBLAS stays within what those runs count as the context, cuDNN takes
+Fitted to measured runs with CUDA 12 and cuDNN 9.1 (docs/accuracy.md), with as few constants as the data supports:
+
+- on cards with full-rate double precision (A100), cuBLAS stays within the context as measured in those runs, cuDNN uses
   254 MiB for convolutions and 38 more for batch normalization;
-- on the others (RTX 3060 and 4060) both together take 18 MiB.
-For NCCL there is one number (nccl#964: 0.53 GiB for a communicator of two ranks on A100); a single rank, all that runs
-today, keeps far less, and its constant is a guess.
+- on the others (RTX 3060 and 4060) both together use 18 MiB.
+
+For NCCL there is one number (nccl#964: 0.53 GiB for a communicator of two ranks on A100); a single rank, the only case
+supported today, uses far less, and its constant is a guess.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What cuDNN's recurrent nets take: the sizes of native/libraries/cudnn_rnn.c, from shapes alone. They are not
-documented, so they are what the computation has to keep."""
+"""Memory of cuDNN's recurrent nets: the sizes of native/libraries/cudnn_rnn.c, from shapes alone. They are not
+documented, so they are what the computation must keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GATES: dict[Kind, int] = {"lstm": 4, "gru": 3, "rnn": 1}
 
 
 def recurrent_workspace(kind: Kind, *, samples: int, hidden: int, directions: int, element_bytes: int) -> int:
-    """The gates' inputs of one layer for all steps, computed by one product. `samples`: of all steps."""
+    """The gate inputs of one layer for all steps, computed as one product. `samples`: total over all steps."""
     return samples * _GATES[kind] * hidden * directions * element_bytes
 
 
@@ -25,13 +25,13 @@ def recurrent_reserve(
     has_dropout: bool,
     element_bytes: int,
 ) -> int:
-    """Kept for the backward pass: gates, cell and hidden state of every layer, and with dropout the dropped inputs of
-    all but the first. `projection`: 0 without one."""
+    """Memory kept for the backward pass: gates, cell and hidden state of every layer and, with dropout, the dropped
+    inputs of all but the first. `projection`: 0 without one."""
     kept = (_GATES[kind] + (2 if kind == "lstm" else 1)) * hidden + projection
     dropped = (layers - 1) * (projection or hidden) * directions if has_dropout else 0
     return samples * (kept * layers * directions + dropped) * element_bytes
 
 
 def dropout_states(num_sms: int, threads_per_sm: int) -> int:
-    """One random state for each thread the card can run at once."""
+    """One random state per thread the card can run at once."""
     return num_sms * threads_per_sm * 16

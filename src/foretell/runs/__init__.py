@@ -1,4 +1,4 @@
-"""Runs jobs: one or ten thousand, in processes of their own or in forks of warm ones."""
+"""Runs jobs: one or ten thousand, in separate processes or in forks of warm ones."""
 
 from foretell.runs.calls import pickled, result_of
 from foretell.runs.command import Command, TorchInstall, find_torch, resolve

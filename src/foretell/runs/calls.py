@@ -22,7 +22,7 @@ def pickled(
     *,
     keeps_result: bool = False,
 ) -> bytes:
-    """For `Job.call`. With `keeps_result` what it returns is pickled too, for `result_of`."""
+    """The call in the form of `Job.call`. With `keeps_result`, the return value is pickled too, for `result_of`."""
     import cloudpickle
 
     try:
@@ -40,7 +40,7 @@ def name_of(function: Callable[..., object]) -> str:
 
 
 def words_of(job: Job, directory: Path) -> tuple[str, ...]:
-    """The job's command; for a function the script that calls it, which then finds it in the capture folder."""
+    """The job's command; for a function, the script that calls it, with the pickled call in the capture folder."""
     if not job.call:
         return job.command
     (directory / _CALL).write_bytes(job.call)
@@ -48,6 +48,6 @@ def words_of(job: Job, directory: Path) -> tuple[str, ...]:
 
 
 def result_of(directory: Path) -> Any:
-    """What the function returned; None also where it did not come to that."""
+    """The return value of the function; also None if it did not return."""
     path = directory / _RESULT
     return pickle.loads(path.read_bytes()) if path.exists() else None

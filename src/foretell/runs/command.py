@@ -57,15 +57,15 @@ def resolve(
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Command:
-    """SCRIPT.py, -m MODULE or COMMAND, each with its arguments; checked for all that can be seen before it runs. Paths
-    start from `cwd`, and stay as they were written."""
+    """Resolve SCRIPT.py, -m MODULE or COMMAND, each with its arguments, and check what can be checked before it runs.
+    Paths are relative to `cwd`, and stay as written."""
     environ = os.environ if environ is None else environ
     if cwd is not None and not cwd.is_dir():
         raise UsageError(f"no such working folder: {cwd}.")
     refuse_launchers(words, environ)
     command = _find(words, cwd or Path(), environ.get("PATH"))
     torch = find_torch(command.python) if command.python is not None else None
-    # The CPU engine has no native code: on other systems than Linux it is merely untested.
+    # The CPU engine has no native code: on systems other than Linux it is merely untested.
     if engine == "virtual" or (engine == "auto" and not (torch is not None and torch.cuda is None)):
         refuse_platform(sys.platform, platform.machine())
     if command.python is not None:

@@ -1,4 +1,4 @@
-"""What a captured process finds: its capture folder, and the environment in which it sees the card and the hooks."""
+"""The surroundings of a captured process: its capture folder, and the environment with the card and the hooks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from foretell.virtual import are_libraries_there, environment, library_paths
 from foretell.virtual.environment import convolution_line
 
 OUTPUT = "output.txt"
-"""In the capture folder: what the script printed, where that is not for the terminal."""
+"""In the capture folder: the script's output, if it does not go to the terminal."""
 _BOOTSTRAP = Path(__file__).parent.parent / "inside" / "bootstrap"
 
 
 def libraries_of(job: Job) -> LibraryBytes:
     guessed = library_bytes(job.gpu)
-    # A single card has nobody to talk to, so a profile does not know of NCCL.
+    # A profile of a single card does not cover NCCL.
     return guessed if job.profile is None else replace(job.profile.libraries, nccl=guessed.nccl)
 
 
 def child_environment(job: Job, directory: Path) -> dict[str, str]:
-    """All of it. What is written to the capture folder for it is written here too."""
+    """The complete environment of the child. Also writes the files it refers to into the capture folder."""
     options, base = job.options, job.variables()
-    # The CPU engine does without; but a torch with CUDA asks the driver, and this one has an answer.
+    # The CPU engine does not need the driver, but a torch with CUDA queries it, and this one answers.
     is_preloaded = options.engine == "virtual" or are_libraries_there()
     measured = {}
     if job.profile is not None and job.profile.convolutions:
@@ -55,7 +55,7 @@ def child_environment(job: Job, directory: Path) -> dict[str, str]:
 
 
 def _linker_folder(directory: Path) -> Path:
-    """Triton links what it compiles to the driver, by the name `libcuda.so` that only development packages bring."""
+    """The folder where Triton finds `libcuda.so`: it links to that name, which only development packages provide."""
     folder = directory / "linker"
     folder.mkdir(exist_ok=True)
     for name in ("libcuda.so", "libcuda.so.1"):
@@ -64,8 +64,8 @@ def _linker_folder(directory: Path) -> Path:
 
 
 def _compile_caches(directory: Path, cache_home: str | None) -> dict[str, str]:
-    """Folders of our own: what torch.compile and Triton keep was tuned on a GPU that computes nothing, and a real one
-    must not find it."""
+    """Separate cache folders: torch.compile and Triton tune for a GPU that computes nothing, and a real one must not
+    reuse the results."""
     folder = Path(cache_home or Path.home() / ".cache") / "foretell" / "compiled"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def _compile_caches(directory: Path, cache_home: str | None) -> dict[str, str]:
 
 
 def make_directory(path: Path) -> Path:
-    """The capture folder; a full or read-only disk is said before anything runs."""
+    """Create the capture folder; a full or read-only disk is reported before anything runs."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         (path / ".room").write_bytes(bytes(4096))

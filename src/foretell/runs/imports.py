@@ -1,4 +1,4 @@
-"""What a warm process imports before a fork: what takes long, and the run would import anyway."""
+"""Modules a warm process imports before a fork: slow ones that the run would import anyway."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _WORTH_IMPORTING = {
     "transformers": ("transformers", "torch._inductor.compile_fx", "torch.distributed.tensor", "scipy.optimize"),
     "bitsandbytes": ("torch._inductor.compile_fx",),
 }
-"""By what the script names. Not accelerate nor what imports it: where deepspeed is installed they would remember that
-the warm process has none. Of bitsandbytes, which itself initialises CUDA, what takes longest of its import."""
+"""Keyed by the module the script imports. Without accelerate and modules that import it: if deepspeed is installed,
+they would remember that the warm process has none. For bitsandbytes, whose import initializes CUDA, the slowest
+part."""
 
 
 def worth_importing(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
-    """Of `python SCRIPT ...` or `python -m MODULE ...`, by the imports in its first file."""
+    """Modules for `python SCRIPT ...` or `python -m MODULE ...`, from the imports in its first file."""
     source = _source(words, cwd)
     named = re.findall(r"^\s*(?:import|from)\s+(\w+)", source, re.MULTILINE)
     return tuple(dict.fromkeys(module for name in named for module in _WORTH_IMPORTING.get(name, ())))

@@ -1,4 +1,4 @@
-"""Starts a job on the virtual GPU, in a process of its own or in a fork of a warm one, and waits for its end."""
+"""Starts a job on the virtual GPU, in a new process or in a fork of a warm one, and waits for its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from foretell.runs.warm import Warm
 def launch(
     job: Job, directory: Path, *, warm: Warm | None = None, on_progress: Callable[[Progress], None] | None = None
 ) -> CaptureResult:
-    """Runs the job to its end; the capture folder is then as docs/architecture.md describes it."""
+    """Run the job to its end; docs/architecture.md describes the resulting capture folder."""
     words, options = words_of(job, directory), job.options
     command = resolve(words, engine=options.engine, cwd=job.cwd, environ=job.variables())
     if warm is not None and not warm.can_fork(command):
@@ -50,7 +50,7 @@ def launch(
 
 
 def run_program(program: Program, watch: Watch, *, warm: Warm | None = None) -> Ended:
-    """To its end, whatever it is: also one that nothing is hooked into."""
+    """Run any program to its end, including one without hooks."""
     return warm.run(program, watch) if warm is not None else see_to_its_end(_OwnProcess(program), program, watch)
 
 
@@ -60,7 +60,7 @@ class _OwnProcess:
             targets = {each for each in (program.stdout, program.stderr) if isinstance(each, Path)}
             files: dict[object, IO[bytes]] = {each: stack.enter_context(open(each, "wb")) for each in targets}
             try:
-                # A session of its own: a Ctrl-C reaches it once, through us, and everything it starts can be found and
+                # A session of its own: Ctrl-C reaches it once, through us, and everything it starts can be found and
                 # ended.
                 self._process = subprocess.Popen(
                     program.argv,
@@ -75,7 +75,7 @@ class _OwnProcess:
         self.pid = self._process.pid
 
     def wait(self, seconds: float | None) -> bool:
-        """A pidfd wakes us at once."""
+        """Returns as soon as the process ends, thanks to a pidfd."""
         if self._process.poll() is not None:
             return True
         if not hasattr(os, "pidfd_open"):  # not Linux

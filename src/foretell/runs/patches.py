@@ -1,4 +1,4 @@
-"""Lists what foretell replaces in the process it observes."""
+"""Lists the functions foretell replaces in the process it observes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from foretell.runs.environment import child_environment
 
 _SCRIPT = Path(__file__).parent.parent / "inside" / "start" / "list_patches.py"
 _WATCHED = ("shutil", "sqlite3", "safetensors")
-"""Modules of which something is replaced once they are imported, beside torch: the light ones."""
+"""Lightweight modules, in addition to torch, that are patched on import."""
 _TIMEOUT_SECONDS = 300.0
 
 
 def list_patches(python: str, gpu: Gpu) -> list[dict[str, str]]:
-    """Starts a process with all hooks and asks it: `what` is replaced, `by` which module. What is replaced in trackers,
-    hubs and trainers when a script imports them is not among them."""
+    """Start a process with all hooks and list its patches: `what` is replaced, `by` which module. Patches of trackers,
+    hubs and trainers, made when a script imports them, are not included."""
     with tempfile.TemporaryDirectory(prefix="foretell-patches-") as folder:
         variables = child_environment(Job(command=(str(_SCRIPT),), gpu=gpu), Path(folder))
-        options = variables.pop("FORETELL_CAPTURE")  # or the hooks would be there before the script starts
+        options = variables.pop("FORETELL_CAPTURE")  # otherwise the hooks would be installed before the script starts
         try:
             process = subprocess.run(
                 [python, str(_SCRIPT), options, *_WATCHED],

@@ -1,4 +1,4 @@
-"""Results as lines of JSON, kept as they come: an interrupted piece of work goes on where it stopped."""
+"""Results as lines of JSON, written as they arrive: interrupted work resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CODE = (".py", ".c", ".h", ".inc", ".toml")
 
 
 class Store:
-    """Results by the key of their job (`Job.key`, or any other), of one state of the code; others do not compare."""
+    """Results by job key (`Job.key`, or any other) for one state of the code; other states are not comparable."""
 
     def __init__(self, path: Path, *, state: str) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class Store:
         return self._known[key]
 
     def add(self, key: str, result: Any) -> None:
-        """Plain values of JSON. On the disk at once: nothing is lost when the work is interrupted."""
+        """Add a result of plain JSON values. Flushed at once: nothing is lost if the work is interrupted."""
         if self._file is None:
             self._file = self._opened()
         self._file.write(json.dumps({"key": key, "state": self._state, "result": result}) + "\n")
@@ -41,7 +41,7 @@ class Store:
         self._file = None
 
     def _opened(self) -> IO[str]:
-        """Half a line at the end, which an interrupted run leaves, gets an end of its own."""
+        """Open for appending; terminates a half line left by an interrupted run."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         is_torn = self._path.exists() and not (self._path.read_bytes() or b"\n").endswith(b"\n")
         file = self._path.open("a", encoding="utf-8")
@@ -51,7 +51,7 @@ class Store:
 
 
 def lines(path: Path) -> Iterator[tuple[str, str, Any]]:
-    """Key, state and result of every whole line."""
+    """Key, state and result of every complete line."""
     if not path.exists():
         return
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -63,7 +63,7 @@ def lines(path: Path) -> Iterator[tuple[str, str, Any]]:
 
 
 def state_of_code(*others: Path) -> str:
-    """A short hash of what a result depends on: foretell's own code and tables, and other files or folders."""
+    """A short hash of everything a result depends on: foretell's own code and tables, and other files or folders."""
     digest = hashlib.sha256()
     for place in (_PACKAGE, *others):
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:

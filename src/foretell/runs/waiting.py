@@ -1,4 +1,4 @@
-"""Waiting for a run: how far it is, its limits, and leaving nothing of it behind."""
+"""Waiting for a run: its progress, its limits, and cleaning up after it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Literal, Protocol
 from foretell.jobs import Steps
 from foretell.protocol.journal import JournalReader
 
-# How long a process may take to end in its own way before it is killed.
+# How long a process may take to exit cleanly before it is killed.
 _GRACE_SECONDS = 5.0
 _LEFTOVER_SECONDS = 1.0
 _FIRST_PROGRESS_SECONDS = 2.0
 _PROGRESS_SECONDS = 1.0
 _MEMORY_SECONDS = 0.1
-"""How often the memory of a run that has a limit of it is looked at."""
+"""How often the memory of a run with a memory limit is checked."""
 _AUTO_STEPS = 3
-"""What `auto` takes at least, and most often."""
+"""The minimum number of steps of `auto`, and mostly the actual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,51 +31,51 @@ class Program:
 
     argv: tuple[str, ...]
     environment: dict[str, str]
-    """All of it."""
+    """The complete environment."""
     cwd: Path
     stdout: Path | Literal["inherit", "stderr"] = "inherit"
     stderr: Path | Literal["inherit"] = "inherit"
     timeout_seconds: float | None = None
     most_bytes: int | None = None
-    """Of the machine's memory, for the process itself."""
+    """Limit on host memory, for the process itself."""
 
 
 class Child(Protocol):
-    """A process that runs, started by us or forked for us; the leader of a session of its own."""
+    """A running process, started by us or forked for us; the leader of its own session."""
 
     pid: int
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether it has ended, after at most so long. Nothing is polled."""
+        """Wait for its end, without polling, for at most `seconds`; returns whether it has ended."""
 
     def exit_status(self) -> int:
-        """Once it has ended; negative: the signal that killed it."""
+        """After its end; negative: the signal that killed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     exit_status: int
     limit: Literal["time", "memory"] | None
-    """Which of its limits it was ended at."""
+    """The limit that stopped it, if any."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a run that takes its time has come to."""
+    """The progress of a long run."""
 
     seconds: float
     num_steps: int
     reserved_bytes: int | None
     phase: str | None
     num_operators: int = 0
-    """Computed so far, with `execute`."""
+    """Operators computed so far, with `execute`."""
     remaining_seconds: float | None = None
-    """With `execute`, once a step has shown how many operators it has."""
+    """With `execute`, once a step has shown its number of operators."""
 
 
 class Watch:
-    """What is asked while a run goes on."""
+    """Reports the progress of a run."""
 
     def __init__(
         self, directory: Path, *, steps: Steps = "auto", on_progress: Callable[[Progress], None] | None = None
@@ -92,14 +92,14 @@ class Watch:
 
 
 def see_to_its_end(child: Child, program: Program, watch: Watch) -> Ended:
-    """Waits for it within its limits, and for all that it has started: nothing of it is left running."""
+    """Wait for the child within its limits, then end all processes it has started."""
     started = time.monotonic()
     limit = None
     try:
         limit = _wait(child, program, watch, started)
     except KeyboardInterrupt:
         _signal_group(child.pid, signal.SIGINT)
-        with contextlib.suppress(KeyboardInterrupt):  # the second Ctrl-C ends the patience
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the wait
             child.wait(_GRACE_SECONDS)
         raise
     finally:
@@ -131,7 +131,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 class _Journals:
-    """Reads what the journals have gained since the last look."""
+    """Reads the new lines of the journals."""
 
     def __init__(self, directory: Path, *, num_steps_wanted: int) -> None:
         self._directory = directory
@@ -156,7 +156,7 @@ class _Journals:
         )
 
     def _remaining_seconds(self, seconds: float) -> float | None:
-        """The steps to come have as many operators as those that were; each takes as long as those so far."""
+        """Assumes as many operators per step, and as much time per operator, as so far."""
         if not self._operators_of_steps or not self._num_steps:
             return None
         wanted = self._operators_of_steps / self._num_steps * self._num_steps_wanted
@@ -180,14 +180,14 @@ class _Journals:
 
 
 def end_everything(child: Child, directory: Path, *, grace: float) -> None:
-    """Asks whatever is left of the run to end, then ends it, and waits until it is gone."""
+    """Terminate the remaining processes of the run, kill those that do not exit, and wait until they are gone."""
     for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _GRACE_SECONDS)):
         left = _left(child.pid, directory)
         for pid in left:
             _signal(pid, number)
         deadline = time.monotonic() + patience
         while left and time.monotonic() < deadline:
-            if child.wait(0.01):  # it is the others that are still there
+            if child.wait(0.01):  # only other processes are left
                 time.sleep(0.01)
             left = _left(child.pid, directory)
         if not left:
@@ -196,7 +196,7 @@ def end_everything(child: Child, directory: Path, *, grace: float) -> None:
 
 
 def _left(session: int, directory: Path) -> list[int]:
-    """Live processes of the child's session, and any that carry this capture's name in their environment."""
+    """Live processes of the child's session, and any with this capture in their environment."""
     marker = f"FORETELL_LOG={directory / 'native'}\0".encode()
     left: list[int] = []
     if not os.path.isdir("/proc"):

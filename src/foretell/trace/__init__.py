@@ -1,4 +1,4 @@
-"""The trace: everything recorded of one run, in one versioned file from which every result is computed."""
+"""The trace: the complete record of one run, in one versioned file from which every result is computed."""
 
 from foretell.protocol.history import ACTIONS
 from foretell.trace.capture import from_capture

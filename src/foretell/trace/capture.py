@@ -1,4 +1,4 @@
-"""Makes a `Trace` of the capture folder (docs/architecture.md). What a killed process left counts too."""
+"""Builds a `Trace` from the capture folder (docs/architecture.md), including the files of a killed process."""
 
 from __future__ import annotations
 
@@ -43,15 +43,14 @@ _Calls = TypeVar("_Calls", Convolutions, MatrixProducts, Collectives, RecurrentN
 
 
 def from_capture(result: CaptureResult) -> Trace:
-    """Reads the capture folder; if several processes used the GPU, the one that held the most."""
+    """Read the capture folder; if several processes used the GPU, the one that held the most."""
     with _without_garbage_collection():
         return _read(result)
 
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Millions of small objects come from the files, none of them in a cycle: looking for cycles takes a quarter of the
-    time."""
+    """Reading creates millions of small objects without cycles; looking for cycles takes a quarter of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -68,10 +67,10 @@ def _read(result: CaptureResult) -> Trace:
     on_gpu = [pid for pid in sorted(pids) if _uses_gpu(journals.get(pid, []), native[pid].driver)]
     pid = max(on_gpu, key=lambda p: _peak_reserved(journals.get(p, []), native[p].driver), default=None)
     if pid is None:
-        # The first process is the one the user started; it tells which torch it had, if any.
+        # The first process is the one the user started; it names its torch version, if any.
         pid = min(journals, key=lambda p: _time_of(journals[p]), default=None)
     others = [line for p, lines in journals.items() if p != pid for line in lines]
-    # A process that only asks what the card is (a compile worker) takes none of its memory.
+    # A process that only queries the card (a compile worker) uses none of its memory.
     num_gpu_processes = sum(_peak_reserved(journals.get(p, []), native[p].driver) > 0 for p in on_gpu)
     return _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, num_gpu_processes)
 
@@ -95,7 +94,7 @@ class _Native:
     static_runtimes: tuple[str, ...] = ()
     num_unknown_reads: int = 0
     workspaces: tuple[tuple[int, int, int, int], ...] = ()
-    """Given to a library: time_us, address, bytes, device."""
+    """Workspaces passed to a library: time_us, address, bytes, device."""
 
 
 def _read_native(directory: Path, pid: int) -> _Native:
@@ -205,7 +204,7 @@ def _assemble(
     owners = read_owners(result.directory, pid, history, own.workspaces)
     told = read_lines(lines, others)
     if not lines and own.num_unknown_reads:
-        # The Python side knows which reads matter (a saved checkpoint's do not); without it, all of them count.
+        # The Python side knows which reads matter (those of a saved checkpoint do not); without it, all of them count.
         told.unknown_reads["a value", None] = own.num_unknown_reads
     allocator, changes = _allocator_settings(told, history)
     return Trace(
@@ -267,7 +266,7 @@ def _assemble(
 
 
 def _allocator_settings(told: Told, history: History) -> tuple[AllocatorSettings, tuple[str, ...]]:
-    """Those in force when the first memory was allocated, and a caveat if the script changed them afterwards."""
+    """The settings in force at the first allocation, and a caveat if the script changed them afterwards."""
     first_event_us = min(history.events.time_us, default=None)
     before = [each for each in told.allocators if first_event_us is None or each[0] <= first_event_us]
     _, text, backend = (before or told.allocators or [(0, "", "native")])[-1 if before else 0]
@@ -282,7 +281,7 @@ def _allocator_settings(told: Told, history: History) -> tuple[AllocatorSettings
 
 
 def _missing_functions(told: dict[str, MissingFunction], native: Iterable[_Native]) -> tuple[MissingFunction, ...]:
-    """The journal knows the operator and the line; a process without the hooks leaves the name alone."""
+    """The journal has the operator and the line; a process without the hooks has only the name."""
     missing = {
         name: MissingFunction(name=name, operator=None, where=None) for each in native for name in each.unimplemented
     }
@@ -301,7 +300,7 @@ def _static_runtimes(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
 
 
 def _read_history(directory: Path, pid: int | None) -> History:
-    """Joins the windows of one process; each has its own numbers for stacks, frames and origins."""
+    """Join the windows of one process; each has its own numbers for stacks, frames and origins."""
     history = History()
     events, origins = history.events, history.origins
     windows = sorted(directory.glob(f"history-{pid}-*.marshal"), key=lambda path: int(path.stem.split("-")[2]))
@@ -310,10 +309,10 @@ def _read_history(directory: Path, pid: int | None) -> History:
             window = marshal.loads(path.read_bytes())
             columns = {name: array(letter, window["columns"][name]) for name, letter in COLUMNS.items()}
         except (EOFError, KeyError, ValueError, TypeError):
-            break  # the process died while writing; what follows would not add up
+            break  # the process died while writing; later windows would be inconsistent
         frames = [(str(file), int(line), str(function)) for file, line, function in window["frames"]]
         told = [_without_modules([frames[number] for number in stack]) for stack in window["stacks"]]
-        # The last of each is what -1 points to.
+        # The last element of each is for index -1.
         stacks = [*(history.stack(python) for python, _ in told), NOTHING]
         modules = [*(origins.number(Origin(module=module)) for _, module in told), NOTHING]
         own = [*(origins.number(_origin(row)) for row in window["origins"]), NOTHING]

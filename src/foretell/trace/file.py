@@ -49,8 +49,8 @@ from foretell.trace.records import (
 )
 
 SCHEMA = "foretell.trace/2"
-"""2: calls of libraries in tables by kind, and origins in one. In 1 the numbers of calls had no names, and origins were
-stack frames with files like `<operator>`."""
+"""2: library calls in tables by kind, and origins in one table. In 1, the numbers of calls had no names, and origins
+were stack frames with files like `<operator>`."""
 _Table = TypeVar(
     "_Table", MemoryEvents, DriverEvents, KernelLaunches, LibraryCalls, Convolutions, MatrixProducts, Collectives,
     RecurrentNets, SparseResults, Labels, Spans, Origins,
@@ -64,7 +64,7 @@ _ADVICE = "Record a new one with `foretell run --trace FILE ...`."
 
 
 def save(trace: Trace, path: Path) -> None:
-    """Writes the file atomically."""
+    """Write the file atomically."""
     path = Path(path)
     temporary: str | None = None
     try:
@@ -83,7 +83,7 @@ def save(trace: Trace, path: Path) -> None:
 
 
 def load(path: Path) -> Trace:
-    """Reads a file without trusting it."""
+    """Read and validate a file."""
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -119,7 +119,7 @@ def _write_members(trace: Trace, archive: zipfile.ZipFile) -> None:
                 data.byteswap()
             archive.writestr(f"{name}/{column}", data.tobytes())
     small = {f.name: _plain(getattr(trace, f.name)) for f in fields(trace) if f.name not in _TABLES}
-    # Written last: a file without it was cut off.
+    # Written last: a file without it is truncated.
     archive.writestr("trace.json", json.dumps({"schema": SCHEMA, "tables": tables, **small}, separators=(",", ":")))
 
 

@@ -1,4 +1,4 @@
-"""What the journals of a run say, read kind by kind (`protocol/journal.py`)."""
+"""Reads the journals of a run, kind by kind (`protocol/journal.py`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Line = dict[str, Any]
 
 @dataclass(slots=True)
 class Told:
-    """Of the process whose memory is reported; some also of the others of the run, after its own."""
+    """Journal contents of the reported process; some kinds also from the other processes of the run, after its own."""
 
     python_version: str | None = None
     library_folders: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Told:
 
 
 def read_lines(lines: list[Line], others: list[Line]) -> Told:
-    """`lines` of the process that is reported, `others` of all others of the run."""
+    """`lines`: of the reported process; `others`: of all other processes of the run."""
     told = Told()
     for line in lines:
         if line["kind"] in _READERS:
@@ -206,9 +206,9 @@ _READERS: dict[str, Callable[[Told, Line], None]] = {
     "caveat": _caveat,
     "keeper": _keeper,
 }
-"""`operators` is progress, `survey` and `alternative` are for `advice`: no trace holds them."""
+"""Without `operators` (progress), `survey` and `alternative` (for `advice`), which are not part of a trace."""
 _ANY_PROCESS = frozenset(_READERS) - {"allocator", "phase", "step", "end", "oom", "keeper"}
-"""These count whichever process of the run says them."""
+"""Kinds that count from any process of the run."""
 
 
 def _optional(value: object) -> str | None:
@@ -221,6 +221,6 @@ def _once(found: dict[str, None], value: object) -> None:
 
 
 def _tried_to_allocate(message: str) -> int:
-    """From PyTorch's words, which round: `Tried to allocate 2.50 GiB.`"""
+    """From PyTorch's message, which rounds: `Tried to allocate 2.50 GiB.`"""
     match = re.search(r"Tried to allocate ([0-9.]+ [KMG]?i?B|[0-9]+ bytes)", message)
     return parse_bytes(match[1].replace(" bytes", "")) if match else 0

@@ -7,13 +7,13 @@ from foretell.trace.records import PHASES, Origin, Origins
 
 
 class Names:
-    """Each name once, by number."""
+    """Unique names, numbered."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str | None) -> int:
-        """-1 for none."""
+        """The number of a name; -1 for None."""
         return -1 if name is None else self._numbers.setdefault(name, len(self._numbers))
 
     def all(self) -> tuple[str, ...]:
@@ -24,12 +24,12 @@ class OriginTable:
     def __init__(self, names: Names) -> None:
         self.rows = Origins()
         self.origins: list[Origin] = []
-        """The rows by name."""
+        """The rows as `Origin` records."""
         self._names = names
         self._numbers: dict[Origin, int] = {}
 
     def number(self, origin: Origin) -> int:
-        """-1 where nothing is known."""
+        """The number of an origin; -1 if it is empty."""
         number = self._numbers.get(origin)
         if number is not None:
             return number

@@ -1,6 +1,6 @@
-"""Puts the marks and labels of a capture folder (`inside/watch/owners.py`) where they belong in the memory history.
+"""Places the marks and labels of a capture folder (`inside/watch/owners.py`) in the memory history.
 
-Their place is a number of allocations, so it is exact. A workspace handed to a library is known by its time, address
+Their position is an allocation count, so it is exact. A workspace passed to a library is identified by time, address
 and size instead: the virtual GPU, which sees it, does not see PyTorch's allocator.
 """
 
@@ -34,7 +34,7 @@ Frame = tuple[str, int, str]
 
 
 class History:
-    """The windows of one process, joined."""
+    """The joined windows of one process."""
 
     def __init__(self) -> None:
         self.events = MemoryEvents()
@@ -43,7 +43,7 @@ class History:
         self.frames: dict[Frame, int] = {}
         self.stacks: dict[tuple[int, ...], int] = {}
         self.calls_a_module: list[bool] = []
-        """Of each stack."""
+        """For each stack."""
 
     def stack(self, frames: Sequence[Frame]) -> int:
         numbers = tuple(self.frames.setdefault(frame, len(self.frames)) for frame in frames)
@@ -61,7 +61,7 @@ class Owners:
 def read_owners(
     directory: Path, pid: int | None, history: History, workspaces: Sequence[tuple[int, int, int, int]]
 ) -> Owners:
-    """Gives the allocations of backward passes, which have no Python frames, the node and its module for an origin."""
+    """Read labels and spans; also set node and module as origins in backward passes, which have no Python frames."""
     places = _Places(history.events)
     nodes: dict[int, list[tuple[int, str | None, str | None]]] = defaultdict(list)
     labels = [array("q", column) for column in zip(*_workspace_labels(history.events, places, workspaces), strict=True)]
@@ -73,7 +73,7 @@ def read_owners(
             window = marshal.loads(path.read_bytes())
         except (EOFError, ValueError, TypeError):
             break  # the process died while writing
-        names = [*window["names"], None]  # the last is what -1 points to
+        names = [*window["names"], None]  # the last is for index -1
         numbers = [history.names.number(name) for name in names]
         for device, count, phase, step, first, second in window["marks"]:
             if phase < 0:
@@ -103,7 +103,7 @@ def _phase(name: str) -> int:
 
 
 class _Places:
-    """From the number of allocations on a device to the number of a memory event."""
+    """Maps the number of allocations on a device to the number of a memory event."""
 
     def __init__(self, events: MemoryEvents) -> None:
         self._num_events = len(events.action)
@@ -113,25 +113,25 @@ class _Places:
         }
 
     def after(self, device: int, count: int) -> int:
-        """Right after so many allocations: what was freed only later is still held there."""
+        """The event right after `count` allocations; blocks freed later are still held there."""
         allocations = self.allocations.get(device)
         if count <= 0 or not allocations:
             return 0
         return allocations[min(count, len(allocations)) - 1] + 1
 
     def after_each(self, devices: Sequence[int], counts: Sequence[int]) -> list[int]:
-        """Most come in groups with the same place."""
+        """`after` for many; most share a few positions."""
         known = {key: self.after(*key) for key in set(zip(devices, counts, strict=True))}
         return [known[key] for key in zip(devices, counts, strict=True)]
 
     def first_after(self, device: int, count: int) -> int:
-        """The first allocation after so many."""
+        """The first allocation after `count` others."""
         allocations = self.allocations.get(device, [])
         return allocations[count] if 0 <= count < len(allocations) else self._num_events
 
 
 def _fill(table: Labels | Spans, columns: Sequence[array[int]]) -> None:
-    """In the order of their events, which are the first column; those of one event stay as they are."""
+    """Fill the table, sorted by event (the first column); the sort is stable."""
     if not columns:
         return
     order = sorted(range(len(columns[0])), key=columns[0].__getitem__)
@@ -141,14 +141,14 @@ def _fill(table: Labels | Spans, columns: Sequence[array[int]]) -> None:
 
 
 class _BackwardOrigins:
-    """What was allocated while a node ran has the node for its operator, and the module that made the node."""
+    """Sets the running node as the operator of an allocation, and the module that created the node as its module."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._numbers: dict[tuple[int, int, str, str | None], int] = {}
 
     def set(self, allocations: Sequence[int], marks: Sequence[tuple[int, str | None, str | None]]) -> None:
-        """Of one device: the numbers of its allocations, and count, node and module of each mark."""
+        """For one device: the numbers of its allocations, and count, node and module of each mark."""
         stacks, origins = self._history.events.stack, self._history.events.origin
         numbers = self._numbers
         for (count, name, module), (until, _, _) in pairwise([*marks, (len(allocations), None, None)]):
@@ -162,7 +162,7 @@ class _BackwardOrigins:
 
     def _number(self, stack: int, origin: int, name: str, module: str | None) -> int:
         known = self._history.origins.at(origin)
-        # Where a module is being called, its own frame is there: a recomputation.
+        # A module's frame on the stack means that it is being recomputed.
         is_called = stack >= 0 and self._history.calls_a_module[stack]
         if is_called or module is None:
             module = known.module
@@ -172,7 +172,7 @@ class _BackwardOrigins:
 def _workspace_labels(
     events: MemoryEvents, places: _Places, workspaces: Sequence[tuple[int, int, int, int]]
 ) -> list[tuple[int, int, int, int, int]]:
-    """The allocation of that size at that address that is the last before the call, give or take the clocks."""
+    """The last allocation of that size at that address before the call, within the difference between the clocks."""
     found: dict[tuple[int, int], list[int]] = {(address, size): [] for _, address, size, _ in workspaces}
     addresses = {address for address, _ in found}
     for numbers in places.allocations.values() if workspaces else ():

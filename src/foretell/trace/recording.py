@@ -1,4 +1,4 @@
-"""Writes what foretell's own allocator does as a memory history."""
+"""Writes the events of foretell's own allocator as a memory history."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _CODES = {action: code for code, action in enumerate(ACTIONS)}
 
 
 class Recorder:
-    """One device. What is written next has the time, stack and origin that are set here."""
+    """Records one device. Events get the time, stack and origin set here."""
 
     def __init__(self, allocator: RecordingAllocator, *, device: int = 0) -> None:
         self.allocator = allocator
         self.memory = MemoryEvents()
         self.device = device
         self.time_us: int | None = None
-        """None: time is a count of events, where their order is all that matters."""
+        """None: time is the event count, if only the order matters."""
         self.stack = self.origin = -1
         allocator.observe(self.write)
 

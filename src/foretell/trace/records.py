@@ -1,4 +1,4 @@
-"""What a trace holds. Large tables are columns of plain numbers; everything else is small and frozen."""
+"""The contents of a trace. Large tables are columns of plain numbers; everything else is small and frozen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foretell.records import Engine, Gpu, LibraryBytes, OutOfMemory, Phase
 
 PHASES: tuple[Phase, ...] = marks.PHASES
 
-# The types of columns, by the letters of the array module; on disk they are little-endian.
+# Column types, by the letters of the array module; on disk they are little-endian.
 _i64, _u64, _i32, _u32, _u16, _u8, _i8 = (partial(array, letter) for letter in "qQiIHBb")
 
 
@@ -28,18 +28,18 @@ class MemoryEvents:
     action: array[int] = field(default_factory=_u8)
     """Index into ACTIONS."""
     address: array[int] = field(default_factory=_u64)
-    """Of an oom: the bytes that were free on the card."""
+    """For an oom: the free bytes on the card."""
     size: array[int] = field(default_factory=_i64)
-    """As asked for: blocks are larger (foretell.allocator.follow)."""
+    """As requested: blocks are larger (foretell.allocator.follow)."""
     stream: array[int] = field(default_factory=_u64)
     device: array[int] = field(default_factory=_u16)
     stack: array[int] = field(default_factory=_i32)
     """Index into Trace.stacks; -1 for none."""
     origin: array[int] = field(default_factory=_i32)
-    """Of an allocation: row of Trace.origins; -1 for none."""
+    """For an allocation: row of Trace.origins; -1 for none."""
 
     def of_device(self, device: int) -> Iterator[tuple[int, str, int, int]]:
-        """time_us, action, address, size."""
+        """Rows of time_us, action, address, size."""
         rows = zip(self.time_us, self.action, self.address, self.size, strict=True)
         mask = (d == device for d in self.device)
         return ((time_us, ACTIONS[action], address, size) for time_us, action, address, size in compress(rows, mask))
@@ -47,7 +47,7 @@ class MemoryEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverEvents:
-    """Memory at the driver's level: cudaMalloc and its relatives."""
+    """Memory at driver level: cudaMalloc and its relatives."""
 
     time_us: array[int] = field(default_factory=_i64)
     is_free: array[int] = field(default_factory=_u8)
@@ -56,18 +56,18 @@ class DriverEvents:
     size: array[int] = field(default_factory=_i64)
     device: array[int] = field(default_factory=_i64)
     in_use: array[int] = field(default_factory=_i64)
-    """Bytes in use on the device after it, without context and libraries."""
+    """Bytes in use on the device after the event, without context and libraries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """What lies where: tensors whose part in the training is known."""
+    """Addresses of tensors whose role in the training is known."""
 
     event: array[int] = field(default_factory=_i64)
-    """It lay there before this one of the memory events, of all devices."""
+    """Index of the memory event (over all devices) before which the label applies."""
     device: array[int] = field(default_factory=_u16)
     address: array[int] = field(default_factory=_u64)
-    """Perhaps in the middle of a block."""
+    """May be inside a block."""
     category: array[int] = field(default_factory=_u8)
     """Index into records.CATEGORIES."""
     name: array[int] = field(default_factory=_i32)
@@ -76,32 +76,32 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """From that memory event on, until the next span begins."""
+    """Step and phase from that memory event until the next span begins."""
 
     event: array[int] = field(default_factory=_i64)
     phase: array[int] = field(default_factory=_u8)
     """Index into PHASES."""
     step: array[int] = field(default_factory=_i32)
     where: array[int] = field(default_factory=_i32)
-    """Index into Trace.owners: the line that began it; -1: not known."""
+    """Index into Trace.owners: the line that started it; -1: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origins:
-    """What allocations are for, beyond what the Python stack tells. Names are indices into Trace.owners; -1: none."""
+    """The purpose of allocations, beyond their Python stack. Names are indices into Trace.owners; -1: none."""
 
     operator: array[int] = field(default_factory=_i32)
     kernel: array[int] = field(default_factory=_i32)
-    """Which implementation the operator chose, where it has several: of attention, `flash`."""
+    """The implementation chosen by the operator, if it has several: for attention, `flash`."""
     kernel_reason: array[int] = field(default_factory=_i32)
     """Why it did not choose the usual one: `not flash: not in half precision`."""
     module: array[int] = field(default_factory=_i32)
     rule: array[int] = field(default_factory=_i32)
-    """Why the kernel takes memory that is not its result: `cuBLAS workspace`."""
+    """Why the kernel needs extra memory: `cuBLAS workspace`."""
     phase: array[int] = field(default_factory=_i8)
-    """Index into PHASES; -1: the spans tell."""
+    """Index into PHASES; -1: as given by the spans."""
     caller: array[int] = field(default_factory=_i32)
-    """The row of the operator that called this one, or that made this node of a backward pass; -1 for none."""
+    """The row of the operator that called this one, or that created this node of a backward pass; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class KernelLaunches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryCalls:
-    """Calls of library functions that have no table of their own."""
+    """Calls of library functions without a table of their own."""
 
     time_us: array[int] = field(default_factory=_i64)
     name: array[int] = field(default_factory=_u32)
@@ -143,7 +143,7 @@ class LibraryCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolutions:
-    """By cuDNN, their gradients too. x, y and w are input, output and weights, whichever of them is computed."""
+    """Convolutions by cuDNN, including gradients. x, y and w are input, output and weights, whichever is computed."""
 
     time_us: array[int] = field(default_factory=_i64)
     name: array[int] = field(default_factory=_u32)
@@ -163,7 +163,7 @@ class Convolutions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixProducts:
-    """By cuBLAS and cuBLASLt: m x k times k x n, in their order of columns."""
+    """Matrix products by cuBLAS and cuBLASLt: m x k times k x n, column-major."""
 
     time_us: array[int] = field(default_factory=_i64)
     name: array[int] = field(default_factory=_u32)
@@ -175,20 +175,20 @@ class MatrixProducts:
     """cudaDataType."""
     output_type: array[int] = field(default_factory=_u8)
     compute_type: array[int] = field(default_factory=_u8)
-    """cublasComputeType_t; 0: not known."""
+    """cublasComputeType_t; 0: unknown."""
     device: array[int] = field(default_factory=_u8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """By NCCL, and what it sends from one rank to another."""
+    """Collectives and point-to-point transfers by NCCL."""
 
     time_us: array[int] = field(default_factory=_i64)
     name: array[int] = field(default_factory=_u32)
     operation: array[int] = field(default_factory=_u8)
     """Index into protocol.native_log.COLLECTIVES."""
     count: array[int] = field(default_factory=_i64)
-    """Elements, as in the call: of one rank's part for reduce_scatter and all_gather."""
+    """Elements, as in the call: for reduce_scatter and all_gather, those of one rank's part."""
     data_type: array[int] = field(default_factory=_u8)
     """ncclDataType_t."""
     bytes: array[int] = field(default_factory=_i64)
@@ -198,7 +198,7 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentNets:
-    """By cuDNN, their gradients too."""
+    """Recurrent nets by cuDNN, including gradients."""
 
     time_us: array[int] = field(default_factory=_i64)
     name: array[int] = field(default_factory=_u32)
@@ -233,19 +233,19 @@ class SparseResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """PyTorch's counters of one device at one moment."""
+    """PyTorch's counters for one device at one moment."""
 
     device: int
     allocated_bytes: int
     reserved_bytes: int
     peak_allocated_bytes: int
-    """Since the process began."""
+    """Since the process started."""
     peak_reserved_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMark:
-    """The optimizer has stepped."""
+    """The end of an optimizer step."""
 
     index: int
     time_us: int
@@ -260,7 +260,7 @@ class OomMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptException:
-    """Left the script uncaught."""
+    """An uncaught exception of the script."""
 
     type: str
     message: str
@@ -279,22 +279,22 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeper:
-    """A variable that holds more after each step."""
+    """A variable that holds more after every step."""
 
     name: str
     what: str
     """`a list of tensors that grows`"""
     where: str
-    """The line that adds to it, else its file."""
+    """The line that adds to it, otherwise its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingFunction:
-    """A function of CUDA's that was called and that the virtual GPU does not have."""
+    """A CUDA function that was called but is not implemented by the virtual GPU."""
 
     name: str
     operator: str | None
-    """Of PyTorch, or the step of its backward pass; None where no Python code was on the way."""
+    """PyTorch's operator, or the node of its backward pass; None if it was not called from Python."""
     where: str | None
 
 
@@ -306,7 +306,7 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """All that one run told."""
+    """The complete record of one run."""
 
     command: tuple[str, ...]
     gpu: Gpu
@@ -322,15 +322,15 @@ class Trace:
     cudnn_version: int | None
     arch_list: tuple[str, ...]
     pid: int | None
-    """The process that held the most; None when no Python process was seen."""
+    """The process that held the most; None if there was no Python process."""
     num_gpu_processes: int
     allocator: AllocatorSettings
     phases_seen: tuple[Phase, ...]
     steps: tuple[StepMark, ...]
     final: tuple[DeviceMemory, ...]
-    """PyTorch's counters when the process ended, or when it was last heard of."""
+    """PyTorch's counters at the end of the process, or the last ones recorded."""
     is_ended: bool
-    """The process wrote its last line: it was not killed."""
+    """The process wrote its last line, so it was not killed."""
     ooms: tuple[OomMark, ...]
     exception: ScriptException | None
     unknown_reads: tuple[Counted, ...]
@@ -341,7 +341,7 @@ class Trace:
     ended_early: tuple[str, ...]
     caveats: tuple[str, ...]
     names: tuple[str, ...]
-    """Kernels and functions, by the number the tables use."""
+    """Names of kernels and functions, indexed by the tables."""
     frames: tuple[tuple[str, int, str], ...]
     """file, line, function."""
     stacks: tuple[tuple[int, ...], ...]
@@ -350,39 +350,39 @@ class Trace:
     driver: DriverEvents
     kernels: KernelLaunches
     library: LibraryCalls
-    """Calls that are in none of the five tables below."""
+    """Calls without a table among the five below."""
     convolutions: Convolutions = field(default_factory=Convolutions)
     products: MatrixProducts = field(default_factory=MatrixProducts)
     collectives: Collectives = field(default_factory=Collectives)
     recurrent: RecurrentNets = field(default_factory=RecurrentNets)
     sparse: SparseResults = field(default_factory=SparseResults)
     used_by_others_bytes: int = 0
-    """Of the card, by whoever else is on it."""
+    """Memory of the card used by other processes."""
     labels: Labels = field(default_factory=Labels)
     spans: Spans = field(default_factory=Spans)
     origins: Origins = field(default_factory=Origins)
     owners: tuple[str, ...] = ()
-    """Names and places, by the number that labels, spans and origins use."""
+    """Names and places, indexed by labels, spans and origins."""
     keepers: tuple[Keeper, ...] = ()
     engine: Engine = "virtual"
-    """How it was made: files from before there were two do not say."""
+    """The engine that recorded it; old files, from before there were two, do not have it."""
     allocator_settings: str | None = None
-    """As the script left them, in the syntax of PYTORCH_ALLOC_CONF; None: it used no GPU, or the file is older."""
+    """The script's final settings, in the syntax of PYTORCH_ALLOC_CONF; None: it used no GPU, or the file is older."""
     cublas_workspace_config: str | None = None
-    """CUBLAS_WORKSPACE_CONFIG, as the process had it."""
+    """CUBLAS_WORKSPACE_CONFIG of the process."""
     library_folders: tuple[str, ...] = ()
-    """Where its Python keeps libraries; empty: not known."""
+    """Library folders of its Python; empty: unknown."""
     own_folders: tuple[str, ...] = ()
-    """Where the code of foretell lies that ran in it."""
+    """Folders of the foretell code that ran in it."""
 
     @property
     def busiest_device(self) -> int:
-        """The one that held the most."""
+        """The device with the highest reserved peak."""
         seen = [*(counters for step in self.steps for counters in step.devices), *self.final]
         return max(seen, key=lambda counters: counters.peak_reserved_bytes).device if seen else 0
 
     def origin(self, number: int) -> Origin:
-        """A row of `origins`; nothing is known of -1."""
+        """One row of `origins`; an empty one for -1."""
         if number < 0:
             return Origin()
         rows, phase = self.origins, self.origins.phase[number]
@@ -408,5 +408,5 @@ class Trace:
 
     @property
     def has_ruled_workspaces(self) -> bool:
-        """A convolution whose workspace is foretell's rule, because there was no cuDNN to ask."""
+        """Whether the workspace of a convolution follows foretell's rule, because there was no cuDNN to ask."""
         return WORKSPACE_SOURCES.index("rule") in self.convolutions.workspace_source

@@ -1,4 +1,4 @@
-"""The environment variables with which a process sees a virtual GPU. The other side is native/core/config.c."""
+"""The environment variables that make a process see a virtual GPU. The other side is native/core/config.c."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from foretell.errors import UnsupportedError
 from foretell.records import Gpu, LibraryBytes, MeasuredConvolution
 
 Events = Literal["late", "early"]
-# cuDNN's numbers for the three operations, by which the virtual GPU knows them.
+# cuDNN's numbers for the three operations, as the virtual GPU uses them.
 _OPERATIONS = {"forward": 10, "weights": 11, "data": 12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryPaths:
     cuda: Path
-    """Driver, runtime, cuBLAS, cuDNN, NCCL and CUPTI in one, under the driver's name."""
+    """Driver, runtime, cuBLAS, cuDNN, NCCL and CUPTI in one library, under the driver's name."""
     nvml: Path
 
 
 def library_paths() -> LibraryPaths:
-    """Where the native part is. It is compiled when foretell is built, so it can be missing."""
+    """Paths of the native libraries. They are compiled when foretell is built, so they can be missing."""
     folder = Path(__file__).parent
     paths = LibraryPaths(cuda=folder / "libcuda.so.1", nvml=folder / "libnvidia-ml.so.1")
     missing = [path.name for path in (paths.cuda, paths.nvml) if not path.is_file()]
@@ -57,7 +57,7 @@ def environment(
     is_preloaded: bool = True,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The variables to add to a child's environment; `base` is what it would have otherwise (default: ours). Without
+    """The variables to add to a child's environment; `base` is its environment without them (default: ours). Without
     `is_preloaded` the card is only described, for the CPU engine."""
     assert not set(";=") & set(gpu.device_name), gpu.device_name
     base = os.environ if base is None else base
@@ -94,14 +94,14 @@ def environment(
     if not is_preloaded:
         return described
     paths = library_paths()
-    # Ours come first: what else is preloaded (jemalloc, a profiler) must not resolve CUDA's names before us.
+    # Ours come first: other preloaded libraries (jemalloc, a profiler) must not resolve CUDA's names before us.
     ours = [_preloadable(path, Path(log_prefix).parent) for path in (paths.cuda, paths.nvml)]
     preload = [*map(str, ours), *filter(None, [base.get("LD_PRELOAD")])]
     return {"LD_PRELOAD": ":".join(preload), **described}
 
 
 def convolution_line(measured: MeasuredConvolution) -> str:
-    """As native/libraries/convolution.c reads it."""
+    """One line in the format native/libraries/convolution.c reads."""
     (n, c, h, width), (_, k, p, q), (_, group_channels, r, s) = measured.x, measured.y, measured.w
     operation = _OPERATIONS[measured.direction]
     fields = (operation, measured.element_bytes, n, c, h, width, k, p, q, group_channels, r, s)
@@ -109,7 +109,8 @@ def convolution_line(measured: MeasuredConvolution) -> str:
 
 
 def _preloadable(path: Path, folder: Path) -> Path:
-    """The dynamic linker splits LD_PRELOAD at spaces and colons and expands $: such a path is reached by a link."""
+    """A path that can be preloaded: the dynamic linker splits LD_PRELOAD at spaces and colons and expands $, so such a
+    path gets a symbolic link."""
     special = set(" :$\t")
     if not special & set(str(path)):
         return path

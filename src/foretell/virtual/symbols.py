@@ -1,4 +1,4 @@
-"""Reads which functions a shared library asks others for and which it offers, straight from its ELF file.
+"""Reads the imported and exported functions of a shared library from its ELF file.
 
 `nm -D` would do, but binutils need not be installed; and 64-bit little-endian is the only kind that matters here.
 """
@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _CUDA = re.compile(r"(?:__)?cuda[A-Z_]|cu[A-Z]|(?:cublas|cudnn|nccl|cufft|cusparse|cusolver|cupti|nvml|curand)[A-Z_L]")
-# Left to NVIDIA's own libraries beside torch, which need no card for them: plain descriptors, versions, error texts.
+# Left to the NVIDIA libraries installed with torch, which need no card for them: plain descriptors, versions, error
+# texts.
 _SERVED_BY_THE_REAL_ONES = re.compile(
     r"cudss|cudnn(?:Create|Destroy|Set|Get)(?!.*Backend)\w*(?:Descriptor|Version|Property|ErrorString)\w*"
     r"|cudnnSetConvolution(?:GroupCount|MathType)"
@@ -33,7 +34,7 @@ def cuda_imports(libraries: Iterable[Path]) -> set[str]:
 
 
 def dynamic_symbols(path: Path) -> tuple[set[str], set[str]]:
-    """(undefined, defined) names of .dynsym; both empty when it is not a 64-bit little-endian ELF file."""
+    """(undefined, defined) names of .dynsym; both empty if the file is not 64-bit little-endian ELF."""
     with path.open("rb") as file:
         if file.read(6) != b"\x7fELF\x02\x01":
             return set(), set()
@@ -56,7 +57,7 @@ def _read(data: mmap.mmap) -> tuple[set[str], set[str]]:
         strings_offset, strings_size = sections[link][4], sections[link][5]
         strings = data[strings_offset : strings_offset + strings_size]
         for name, info, _, section, _, _ in struct.iter_unpack("<IBBHQQ", data[offset : offset + size]):
-            # What torch's own C++ is made of is mangled and no business of ours: skip it before decoding.
+            # torch's own C++ symbols are mangled and not needed: skip them before decoding.
             if name and strings[name : name + 2] != b"_Z":
                 text = strings[name : strings.index(b"\0", name)].decode(errors="replace")
                 (undefined if section == 0 and info >> 4 in (1, 2) else defined).add(text)
