@@ -1,8 +1,8 @@
-"""Watches the user's process: writes a journal and a memory history into the capture folder.
+"""Records the user's process: writes a journal and a memory history into the capture folder.
 
 Runs inside the user's interpreter, perhaps in an environment without foretell: standard library and torch only,
-relative imports only. `install` is called by the bootstrap before the script's first line and imports nothing heavy;
-all that concerns torch waits until the script itself has imported it.
+relative imports only. The bootstrap calls `install` before the script's first line, and nothing heavy is imported;
+hooks into torch wait until the script itself has imported it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def install(given: dict[str, Any]) -> Capture:
 
 
 def _time_the_import_of_torch(capture: Capture) -> None:
-    started: float | None = None  # in the fork of a warm process torch has been imported before
+    started: float | None = None  # in the fork of a warm process torch is already imported
 
     def begins() -> None:
         nonlocal started

@@ -1,4 +1,4 @@
-"""What the hooks share: the journal, where the run is (step and phase), and the list of those who want to know."""
+"""State that the hooks share: the journal, the current step and phase, and callbacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Capture:
         self.options = options
         self.journal = Journal(options.directory)
         self.patches = Patches()
-        """All that the hooks replace; they change nothing past it."""
+        """All replacements made by the hooks; they make no others."""
         self.imports = ImportWatch(self.hook_failed)
         self.started = time.monotonic()
         self.import_torch_seconds = 0.0
@@ -35,15 +35,15 @@ class Capture:
         self.before_backward: list[Callable[[Any], None]] = []
         """Called with the tensors a backward pass starts from."""
         self.compiled: list[weakref.ref[Any]] = []
-        """The models the script has had compiled."""
+        """Models the script has compiled."""
         self.is_compiling = False
-        """The script has called torch.compile."""
+        """True once the script has called torch.compile."""
         self.when_compiling: list[Callable[[], None]] = []
-        """Called each time it does."""
+        """Called at each such call."""
         self.after_step: list[Callable[[], None]] = []
         """Called after each counted step."""
         self.last_after_step: Callable[[], None] = lambda: None
-        """Called after those; it may raise to end the run."""
+        """Called last after each step; may raise to end the run."""
         self.before_end: list[Callable[[], None]] = []
         """Called once when the process ends, before the `end` line."""
         self.end_values: Callable[[], dict[str, Any]] = dict
@@ -74,7 +74,7 @@ class Capture:
             self.hook_failed(name, error)
 
     def refuse(self, what: str, hint: str) -> None:
-        """The run cannot be estimated: end this process at once, whatever the script would catch."""
+        """End this process at once, whatever the script would catch: the run cannot be estimated."""
         self.journal.write("unsupported", what=what, hint=hint)
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):

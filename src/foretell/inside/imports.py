@@ -1,7 +1,7 @@
-"""Calls us when a module has finished importing, without importing anything early.
+"""Calls back when a module has finished importing, without importing anything early.
 
 A finder at the head of `sys.meta_path` answers only for the watched names: it asks the other finders for the spec and
-lets its loader tell us when the module body has run. The loader's type is untouched.
+makes its loader report when the module body has run. The loader's type is unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ImportWatch:
         patches.added("sys.meta_path[0]", lambda: sys.meta_path.remove(self))
 
     def when_imported(self, name: str, callback: Callback, *, begins: Callable[[], None] | None = None) -> None:
-        """Call `callback(module)` once `name` is imported (at once if it is), and `begins()` when that starts."""
+        """Call `callback(module)` once `name` is imported (at once if it already is), and `begins()` when the import
+        starts."""
         module = sys.modules.get(name)
         if module is not None and not getattr(module.__spec__, "_initializing", False):
             self._call(name, callback, module)
@@ -63,13 +64,13 @@ class ImportWatch:
 
         try:
             loader.exec_module = exec_module
-        except AttributeError as error:  # a loader without a __dict__ (built-in or frozen): none of ours is
+        except AttributeError as error:  # a loader without a __dict__ (built-in or frozen); no watched module has one
             self._on_failure(name, error)
 
     def _call(self, name: str, callback: Callback, module: ModuleType) -> None:
         try:
             callback(module)
-        except Exception as error:  # the user's import succeeds whatever happens to us
+        except Exception as error:  # the user's import must succeed even if foretell fails
             self._on_failure(name, error)
 
 

@@ -1,8 +1,8 @@
-"""Writes `journal-<pid>.jsonl`, line by line, each flushed at once. `protocol/journal.py` says what the lines carry.
+"""Writes `journal-<pid>.jsonl`, flushing every line at once. `protocol/journal.py` defines the lines.
 
-The main process (the first Python of the command) writes from its first line on. Any other process stays silent until
-it does something that counts (uses the GPU, writes a file, fails): a DataLoader worker leaves no journal. Its early
-lines (`process`, `torch`) are kept and written then. A forked child never writes into its parent's file.
+The main process (the first Python of the command) writes from the start. Any other process writes nothing until it does
+something relevant (uses the GPU, writes a file, fails): a DataLoader worker leaves no journal. Its early lines
+(`process`, `torch`) are kept and written then. A forked child never writes into its parent's file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Journal:
 
     def write(self, kind: str, **values: Any) -> None:
         mistake = mistake_in(kind, values)
-        if mistake is not None:  # ours; a test fails by it, the user's script goes on
+        if mistake is not None:  # foretell's own error: fails a test, but not the user's script
             print(f"foretell: a line of the journal is not as it should be: {mistake}", file=sys.stderr)
         line = {"kind": kind, "time_us": now_us(), **values}
         if kind in KINDS and KINDS[kind].is_early:
@@ -74,7 +74,7 @@ class Journal:
 
 
 def this_process() -> dict[str, Any]:
-    """For a `process` line."""
+    """Values of a `process` line."""
     return {
         "pid": os.getpid(),
         "argv": list(sys.orig_argv[1:]),
@@ -91,7 +91,7 @@ _write = os.write
 
 
 def _is_first_process(directory: str) -> bool:
-    """The first process to make the file `main` is the main one; the file holds its pid."""
+    """Whether this process creates the file `main`, and so is the main one; the file holds its pid."""
     try:
         descriptor = _open(os.path.join(directory, "main"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except OSError:

@@ -1,6 +1,6 @@
-"""The register of everything foretell replaces in the user's process: wraps, remembers, lists, and undoes.
+"""Registry of everything foretell replaces in the user's process: wraps, remembers, lists and undoes.
 
-Hooks that replace the same name stack: each wraps what it finds, and undoing goes backwards.
+Hooks that replace the same name stack: each wraps the current value, and undoing goes backwards.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _INHERITED: Any = object()
-"""In the place of an original: the owner had the name from a class above, or not at all."""
+"""Stands for a missing original: the owner inherited the name, or lacked it."""
 
 
 class Patch:
-    """One name that was replaced."""
+    """One replaced name."""
 
     __slots__ = ("_original", "by", "name", "owner", "replacement")
 
@@ -22,8 +22,8 @@ class Patch:
         self.owner = owner
         self.name = name
         self.by = by
-        """The module that replaced it."""
-        # Not getattr: a static method or a method of a class above would not be the same object afterwards.
+        """The replacing module."""
+        # Not getattr: a static or inherited method would not be the same object after undoing.
         self._original = vars(owner).get(name, _INHERITED)
         self.replacement = replacement
         self.redo()
@@ -42,7 +42,7 @@ class Patch:
 
 
 class Addition:
-    """Something other than a name: a callback, a variable, a mode."""
+    """A change other than a replaced name: a callback, a variable, a mode."""
 
     __slots__ = ("_undo", "_what", "by")
 
@@ -63,14 +63,14 @@ class Patches:
         self._made: list[Patch | Addition] = []
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Patch:
-        """`wrapper` gets what the name stands for now, and returns what takes its place."""
+        """Replace a name by the result of `wrapper`, called with its current value."""
         return self._remember(Patch(owner, name, wrapper(getattr(owner, name)), _caller()))
 
     def replace(self, owner: Any, name: str, replacement: Any) -> Patch:
         return self._remember(Patch(owner, name, replacement, _caller()))
 
     def added(self, what: str, undo: Callable[[], object]) -> None:
-        """Something was added, and `undo` takes it away; calling that twice must do no harm."""
+        """Register an addition that `undo` removes; calling `undo` twice must be harmless."""
         self._made.append(Addition(what, undo, _caller()))
 
     def undo(self) -> None:
@@ -93,6 +93,6 @@ def _name_of(owner: Any) -> str:
 
 
 def _caller() -> str:
-    """The module that asked for the patch, without the name of the package."""
+    """The module that asked for the patch, without the package name."""
     frame = sys._getframe(2)
     return str(frame.f_globals.get("__name__", "")).partition(".")[2]

@@ -1,4 +1,4 @@
-"""Where the user's code is: `file:line` of the innermost frame that is not in a library."""
+"""Finds the current line of the user's code: `file:line` of the innermost frame outside libraries."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OWN_FOLDERS = tuple(
     os.path.join(_PACKAGE, name) + os.sep for name in ("inside", "engines", "rules", "allocator", "protocol")
 )
-"""The folders of foretell that run in the user's process."""
+"""foretell's folders that run in the user's process."""
 
 
 def _library_folders() -> tuple[str, ...]:
-    """The standard library, and every folder of installed packages: those of this Python and, in an environment that
-    stands on another one, those that `site` has added to the path."""
+    """The standard library, and every folder of installed packages: those of this Python and, in an environment based
+    on another one, those that `site` has added to the path."""
     known = sysconfig.get_paths()
     folders = [known[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [path for path in sys.path if path.rstrip(os.sep).endswith(("site-packages", "dist-packages"))]
@@ -28,7 +28,7 @@ LIBRARY_FOLDERS = _library_folders()
 
 
 def where_now() -> str | None:
-    """Where the user's code is; where the main thread is if this one (autograd's) has no frames of the user's."""
+    """Current line of the user's code; that of the main thread if this one (autograd's) has no user frames."""
     found = _where(_outwards(sys._getframe(1)))
     if found is not None and found[1]:
         return found[0]
@@ -59,7 +59,7 @@ def _outwards(frame: FrameType | None) -> list[tuple[str, int]]:
 
 
 def _where(places: list[tuple[str, int]]) -> tuple[str, bool] | None:
-    """(place, whether it is the user's), innermost first; without a frame of the user's the innermost of all."""
+    """(place, whether it is the user's) of the innermost user frame, or without one the innermost frame of all."""
     places = [place for place in places if not place[0].startswith((*OWN_FOLDERS, "<frozen"))]
     for file, line in places:
         if not is_in_library(file) and os.path.isabs(file):

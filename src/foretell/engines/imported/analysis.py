@@ -67,7 +67,7 @@ class RecordedJob:
     phases: tuple[Phase, ...]
     """Phase of each operator."""
     stretches: tuple[Stretch, ...]
-    """In order, without those of the phase `other`."""
+    """In order, without those of phase `other`."""
     nodes: dict[int, Operator]
     """Number of a forward operator -> its autograd node, as run in the backward pass."""
     optimizer_steps: tuple[OptimizerStep, ...]
@@ -146,7 +146,7 @@ def analyse(profile: CpuProfile) -> RecordedJob:
 
 def _phases(operators: tuple[Operator, ...]) -> tuple[Phase, ...]:
     """Phase of each operator. Forward: operators that made an autograd node, and everything between them. The same
-    without a backward pass is evaluation, recognized by its matrix products."""
+    without a backward pass is evaluation, recognised by its matrix products."""
     found: list[Phase] = []
     for operator in operators:
         if _OPTIMIZER_STEP.search(operator.name):

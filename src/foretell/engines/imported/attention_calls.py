@@ -1,5 +1,5 @@
-"""Attention: the CPU computes it in parts (`math`) where it has no fused kernel, as with dropout; a card mostly has
-one. Then what the parts made is dropped, and what the fused kernel makes and saves stands in for it."""
+"""Attention. The CPU computes it in parts (`math`) where it has no fused kernel, as with dropout; a card mostly has
+one. The blocks of the parts are then replaced by those the fused kernel makes and saves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NUM_SIDES = 3
 
 
 class _Arguments(NamedTuple):
-    """At which positions they stand."""
+    """Positions of the arguments."""
 
     query: int
     mask: int
@@ -50,7 +50,7 @@ _ARGUMENTS = {
 
 
 def attention_of(operator: Operator, *, needs_grad: bool) -> Attention | None:
-    """None for another operator, and where shapes were not recorded."""
+    """The attention an operator computes; None for other operators, or if shapes were not recorded."""
     at = _ARGUMENTS.get(operator.name)
     if at is None or len(operator.tensors) < at.query + _NUM_SIDES:
         return None
@@ -67,7 +67,7 @@ def attention_of(operator: Operator, *, needs_grad: bool) -> Attention | None:
         has_mask=len(operator.inputs) > at.mask and operator.inputs[at.mask] is not None,
         dropout=float(dropout) if dropout else 0.0,
         is_causal=_value(operator, at.is_causal) == "True",
-        # The CPU's fused kernel, which is not told so, has other numbers of heads for this reason alone.
+        # The CPU's fused kernel has no such argument; only grouped-query attention gives it different numbers of heads.
         enables_gqa=has_other_heads if at.enables_gqa is None else _value(operator, at.enables_gqa) == "True",
         needs_grad=needs_grad,
     )
@@ -82,7 +82,7 @@ def choice_of(attention: Attention, card: Card) -> Choice:
 
 
 def choices(job: RecordedJob, card: Card) -> Iterator[tuple[int, Attention, Choice]]:
-    """Of each operator in the forward direction."""
+    """The backend a card chooses for each forward attention operator."""
     for number, operator in enumerate(job.operators):
         if operator.name in (_MATH, _FLASH):
             attention = attention_of(operator, needs_grad=job.backward_of(number) is not None)
@@ -91,14 +91,14 @@ def choices(job: RecordedJob, card: Card) -> Iterator[tuple[int, Attention, Choi
 
 
 def explained(job: RecordedJob, card: Card) -> str:
-    """`12 by efficient (not flash: not in half precision)`; nothing where there is no attention."""
+    """`12 by efficient (not flash: not in half precision)`; empty without attention."""
     counts = Counter((choice.backend, choice.why_not_flash) for _, _, choice in choices(job, card))
     return ", ".join(f"{count} by {backend}" + (f" ({why})" if why else "") for (backend, why), count in counts.items())
 
 
 def backward_temporaries(operator: Operator, card: Card) -> tuple[int, ...]:
-    """Of the CPU's fused kernel, as the card's has them; none where the card computes in parts, which is counted in a
-    caveat."""
+    """Temporaries of the card's kernel in place of the CPU's fused one; none if the card computes in parts, which a
+    caveat counts."""
     attention = attention_of(operator, needs_grad=True)
     return () if attention is None else _temporaries(attention, choice_of(attention, card).backend)
 
@@ -110,7 +110,7 @@ def _temporaries(attention: Attention, backend: Backend) -> tuple[int, ...]:
     if backend == "efficient":
         sums = efficient_sums(query.shape, value.shape, query.dtype)
         return sums.delta, max(sums.product, sums.workspace)  # one after the other
-    return ()  # cuDNN's are not known
+    return ()  # cuDNN's sizes are unknown
 
 
 def rewrite(job: RecordedJob, card: Card) -> tuple[JobBlock, ...]:
@@ -123,7 +123,7 @@ def rewrite(job: RecordedJob, card: Card) -> tuple[JobBlock, ...]:
 
 
 def replaced_operators(job: RecordedJob, card: Card) -> set[int]:
-    """The parts that a card does not compute one by one, forward and backward."""
+    """Operators that a card fuses into one kernel, forward and backward."""
     replaced: set[int] = set()
     for number, _, choice in choices(job, card):
         if job.operators[number].name == _MATH and choice.backend != "math":
@@ -133,7 +133,8 @@ def replaced_operators(job: RecordedJob, card: Card) -> set[int]:
 
 
 def num_only_fused_here(job: RecordedJob, card: Card) -> int:
-    """Those that the card computes in parts and the CPU did not: what the parts take is not known from the profile."""
+    """How many attentions only the CPU fused. The memory of their parts on the card is unknown: the profile has
+    none."""
     return sum(
         job.operators[number].name == _FLASH and choice.backend == "math" for number, _, choice in choices(job, card)
     )
@@ -182,7 +183,7 @@ def _fused(job: RecordedJob, number: int, attention: Attention, backend: Backend
 
 
 def _fused_elsewhere(job: RecordedJob, number: int, attention: Attention, backend: Backend) -> Iterator[JobBlock]:
-    """The CPU has a fused kernel as well: only what it saves has another size, and what it returns another order."""
+    """If the CPU fuses too: only the size of what it saves and the memory order of its result differ."""
     operator = job.operators[number]
     query, _, value = operator.tensors[:3]
     batch, heads, length, width = query.shape
@@ -199,15 +200,15 @@ def _fused_elsewhere(job: RecordedJob, number: int, attention: Attention, backen
 
 
 def _needs_copy(job: RecordedJob, operator: Operator) -> bool:
-    """Fused kernels of a card return (batch, length, heads, width) in memory: what transposes it to that needs no copy,
-    what permutes it otherwise does (torch.nn.MultiheadAttention)."""
+    """Whether the result is copied. A card's fused kernels return (batch, length, heads, width) in memory: a transpose
+    to that order needs no copy, any other permutation does (torch.nn.MultiheadAttention)."""
     after = bisect_left(job.operators, operator.end, key=lambda o: o.begin)
     following = next((o for o in job.operators[after:] if not o.is_annotation), None)
     return following is not None and following.name == "aten::permute"
 
 
 def _output(job: RecordedJob, operator: Operator, num_bytes: int) -> tuple[JobBlock | None, JobBlock | None]:
-    """The last result of that size; and its copy, which a fused kernel's order of elements saves the model."""
+    """The last result of that size, and the copy of it that the memory order of a fused kernel makes unnecessary."""
     same = [block for block in job.blocks if block.num_bytes == num_bytes]
     made = [b for b in same if operator.begin < b.born < operator.end < b.died]
     after = next((b for b in job.blocks if b.born > operator.end), None)
@@ -220,7 +221,7 @@ def _output(job: RecordedJob, operator: Operator, num_bytes: int) -> tuple[JobBl
 
 
 def _sides(job: RecordedJob, operator: Operator, num_bytes: int) -> list[JobBlock]:
-    """The blocks that hold query, key and value: the newest of their size, or of all three together."""
+    """The blocks of query, key and value: the newest of that size, or of all three together."""
     sides: list[JobBlock] = []
     num_held = 0
     for block in sorted(job.blocks, key=lambda block: block.born, reverse=True):

@@ -77,7 +77,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """An operator, an annotation or a Python function, from begin to end."""
+    """An operator, an annotation or a Python function, from its begin to its end."""
 
     name: str
     begin: Moment

@@ -1,4 +1,4 @@
-"""How each pass changes the peaks, as a table: shows where an estimate comes from and where it goes wrong."""
+"""How each pass changes the peaks, as a table: where an estimate comes from, and where it goes wrong."""
 
 from __future__ import annotations
 

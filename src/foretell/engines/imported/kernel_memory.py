@@ -34,7 +34,7 @@ def embedding_backward(operator: Operator, card: Card) -> tuple[int, ...]:
 
 
 def layer_norm_backward(operator: Operator, card: Card) -> tuple[int, ...]:
-    """layer_norm_kernel.cu: with many rows, the gradients of weight and bias are summed in parts."""
+    """layer_norm_kernel.cu: with many rows the gradients of weight and bias are summed in parts."""
     tensor = operator.tensors[0]
     width = operator.tensors[-1].num_elements
     rows = tensor.num_elements // max(width, 1)

@@ -1,8 +1,8 @@
-"""What of a run on the CPU engine is there for which reason: its allocations in layers, each played with those before.
+"""Splits the allocations of a run on the CPU engine into layers by cause, each replayed on top of those before.
 
-The engine marks every allocation with its operator, its phase and, where a kernel takes more than its result, the rule
-that says so (engines/python_cuda). The first layers are what PyTorch does on any device; the last
-ones are what only CUDA's kernels and libraries take.
+The engine marks every allocation with its operator, its phase and, for extra memory of a kernel, the rule that requires
+it (engines/python_cuda). The first layers are common to all devices; the last ones exist only with CUDA's kernels and
+libraries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ATTENTION = "aten.scaled_dot_product_attention"
 def layers_of(trace: Trace) -> list[PassResult]:
     events = trace.memory
     origins = [trace.origin(number) for number in range(len(trace.origins.operator))]
-    # Of each event; that of a free is nobody's.
+    # Reason of each event; None for frees.
     reasons = [
         _reason(origins[origin]) if action == _ALLOC and origin >= 0 else None
         for action, origin in zip(events.action, events.origin, strict=True)
@@ -46,7 +46,7 @@ def layers_of(trace: Trace) -> list[PassResult]:
     chosen: set[str] = set()
     for name, what in _order({reason for reason in reasons if reason}):
         chosen.add(name)
-        # Frees are kept: one whose allocation is not there does nothing.
+        # Frees are kept: one without an allocation has no effect.
         kept = [action != _ALLOC or reason in chosen for action, reason in zip(events.action, reasons, strict=True)]
         allocator = CachingAllocator(settings=trace.allocator)
         outcome = play_again(_only(events, kept), allocator, device=trace.busiest_device)

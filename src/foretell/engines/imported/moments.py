@@ -36,7 +36,7 @@ class AtEnd(IntEnum):
 
     THREAD_WORKSPACE = 1
     TAKEN = 2
-    """Workspaces and temporaries, in sequence; the output of a fused kernel."""
+    """Workspaces and temporaries, one after the other; the output of a fused kernel."""
     SAVED = 3
     """Saved by a fused kernel for the backward pass."""
     WORKSPACE_GIVEN_BACK = 4

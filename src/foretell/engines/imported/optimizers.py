@@ -15,7 +15,7 @@ from foretell.engines.imported.moments import BEFORE, NEVER, AtEnd, after, befor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreach:
-    """How torch.optim's _multi_tensor_* differs from _single_tensor_*, as seen on the virtual GPU with torch 2.15.0."""
+    """How torch.optim's _multi_tensor_* differs from _single_tensor_*, found on the virtual GPU with torch 2.15.0."""
 
     lists: tuple[str, ...]
     """Operators of the CPU's loop whose results all exist at once. State is not included."""

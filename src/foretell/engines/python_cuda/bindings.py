@@ -1,4 +1,4 @@
-"""`torch._C._cuda_*`: what Python's torch.cuda is written on. With these in place torch.cuda itself works as it is."""
+"""`torch._C._cuda_*`, the bindings under torch.cuda. With these replaced, torch.cuda works unchanged."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ class Bindings:
         self._put_graphs(cuda)
         self._put_accelerator(torch)
         self._put_storages(torch)
-        # Host memory is host memory: pinned or not makes no difference to the card.
+        # All host memory is the same here: pinning makes no difference to the card.
         replace(torch.Tensor, "is_pinned", lambda tensor, *args: False)
         record_stream = self._memory.record_stream
         replace(torch.Tensor, "record_stream", lambda tensor, stream: record_stream(tensor, stream.stream_id))
 
     def _put(self, modules: tuple[Any, ...], name: str, replacement: Any) -> None:
-        """The same into every module that has it."""
+        """Replace a name in every module that has it."""
         for module in modules:
             self._capture.patches.replace(module, name, replacement)
 
     def _watch_the_real_allocator(self, torch: Any) -> None:
-        """A torch with CUDA has one as well, which only operators would use that are not replaced here."""
+        """A CUDA build of torch also has the real allocator, which only operators not replaced here use."""
         if not torch.version.cuda:
             return
         initialise, count, statistics = torch._C._cuda_init, torch._C._cuda_getDeviceCount, torch._C._cuda_memoryStats
@@ -145,7 +145,7 @@ class Bindings:
 
     def _init(self) -> None:
         allocator = self._memory.allocator
-        if allocator.settings_text is None:  # torch, too, reads the variable when CUDA starts, and only then
+        if allocator.settings_text is None:  # torch, too, reads the variable only once, when CUDA starts
             allocator.set_settings(settings_of_environment())
         cuda = self._torch.cuda
         self._capture.patches.replace(cuda, "default_generators", (self._generator,))
@@ -229,7 +229,7 @@ class Bindings:
             "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self._memory.allocator.settings_text},
         }
 
-    # ---- Python's own parts ------------------------------------------------------------------------------------------
+    # ---- Python classes ----------------------------------------------------------------------------------------------
 
     def _put_streams(self, cuda: Any) -> None:
         stream, external, event = streams.make_classes(self._torch, self._memory)
@@ -240,7 +240,7 @@ class Bindings:
         original = torch.Generator
 
         class Generator(original):  # type: ignore[misc, valid-type]
-            """One of the host: the card's numbers are not drawn."""
+            """A host generator: the card draws no random numbers."""
 
             def __new__(cls, device: Any = "cpu") -> Any:
                 return super().__new__(cls, "cpu")
@@ -248,7 +248,7 @@ class Bindings:
         self._capture.patches.replace(torch, "Generator", Generator)
 
     def _put_storages(self, torch: Any) -> None:
-        """A storage without a tensor, as torch.load does, and one that is emptied and filled again, as FSDP does."""
+        """A storage without a tensor, as torch.load makes, and one that is emptied and refilled, as FSDP does."""
         memory = self._memory
         storage_class = torch.UntypedStorage
         original_new, original_resize = storage_class.__new__, storage_class.resize_
@@ -312,7 +312,7 @@ class Bindings:
 
 
 def _nested(allocator: Any, num_allocations: int = 0) -> dict[str, Any]:
-    """As the C++ function gives it; torch.cuda flattens it."""
+    """Nested statistics as the C++ function returns them; torch.cuda flattens them."""
 
     def statistic(current: int = 0, peak: int = 0, allocated: int = 0) -> dict[str, dict[str, int]]:
         numbers = {"current": current, "peak": peak, "allocated": allocated, "freed": 0}

@@ -1,5 +1,4 @@
-"""The workspaces of cuBLAS and cuBLASLt, which are those of a version of torch: kept for each thread and stream, or
-taken for each call."""
+"""Workspaces of cuBLAS and cuBLASLt for a version of torch: kept per thread and stream, or allocated per call."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Cublas:
         """By thread and stream."""
 
     def workspace(self) -> Any:
-        """Of a call; None where it is one that is kept."""
+        """The workspace of one call; None if it is kept."""
         device = self._device
         device.load_library("cublasCreate")
         with device.rule("cuBLAS workspace"):
@@ -43,5 +42,5 @@ class Cublas:
         with device.rule("cuBLASLt workspace"):
             taken = device.buffer(rules.CUBLASLT_BYTES)
         if self.keeps_workspaces:
-            self.workspace()  # the handle of cuBLASLt is that of cuBLAS, and comes with its workspace
+            self.workspace()  # cuBLASLt uses the cuBLAS handle, which comes with its workspace
         return taken

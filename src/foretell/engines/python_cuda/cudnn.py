@@ -1,7 +1,7 @@
-"""Which plans an installed cuDNN has for a convolution on a card that is not there, and what memory each asks for.
+"""Queries an installed cuDNN for its plans for a convolution on an absent card, and the workspace of each.
 
-From 9.8 on cuDNN plans for a card described in JSON; under torch's CUDA build native/libraries/cudnn.c uses that, too.
-A layer goes through the backend API the way PyTorch sends it (ATen/native/cudnn/Conv_v8.cpp of 2.6 to 2.15, and the
+From 9.8 on, cuDNN plans for a card described in JSON; under a CUDA build of torch native/libraries/cudnn.c uses that,
+too. A layer takes PyTorch's path through the backend API (ATen/native/cudnn/Conv_v8.cpp of 2.6 to 2.15, and the
 builders of cudnn-frontend): operation graph, heuristics, the configurations that torch's flags allow, a plan of each.
 """
 
@@ -22,12 +22,12 @@ OLDEST = 90800
 """The first version that plans without a card."""
 _NAMES = ("libcudnn.so.9", "cudnn64_9.dll")
 _PARTS = ("lib", "bin")
-"""Of nvidia/cudnn, where the packages nvidia-cudnn-cu12 and nvidia-cudnn-cu13 put the library."""
+"""Subfolders of nvidia/cudnn with the library, in the packages nvidia-cudnn-cu12 and nvidia-cudnn-cu13."""
 
-# From cudnn_graph_v9.h: types of descriptors,
+# From cudnn_graph_v9.h: descriptor types,
 _CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
 _OPERATION = {"forward": 10, "weights": 11, "data": 12}
-# types of attributes,
+# attribute types,
 _DATA_TYPE, _INT64, _FLOAT, _CONVOLUTION_MODE, _HEURISTICS_MODE, _NOTE, _DESCRIPTOR, _CHAR = 1, 3, 4, 7, 8, 11, 15, 24
 # attributes,
 _COMPUTE_TYPE, _MODE, _DILATIONS, _STRIDES, _POST_PADDINGS, _PRE_PADDINGS, _NUM_DIMENSIONS = range(100, 107)
@@ -49,7 +49,7 @@ class Placement(NamedTuple):
 
     strides: tuple[int, ...]
     alignment: int
-    """Of the first byte: 32 at most."""
+    """Alignment of the first byte, at most 32."""
 
 
 class Layer(NamedTuple):
@@ -65,12 +65,12 @@ class Layer(NamedTuple):
 
 
 class CudnnError(RuntimeError):
-    """As torch raises it."""
+    """The error torch raises."""
 
 
 def library_of(torch: Any) -> str | None:
-    """The one a CUDA build of torch has loaded, else that of an installed package. Not the system's own: nothing says
-    that the job would run with it."""
+    """Path of the cuDNN that a CUDA build of torch has loaded, else that of an installed package. Not the system's: the
+    job might not run with it."""
     if torch.version.cuda:
         return _NAMES[0] if os.name == "posix" else _NAMES[1]
     for folder in sys.path:
@@ -78,12 +78,13 @@ def library_of(torch: Any) -> str | None:
         for part, name in zip(_PARTS, _NAMES, strict=True):
             path = os.path.join(packages, "cudnn", part, name)
             if os.path.isfile(path) and glob.glob(os.path.join(packages, "*", part, "*cublasLt*")):
-                return path  # without cuBLAS, on which its package depends, it ends the process
+                return path  # without cuBLAS, a dependency of its package, it aborts the process
     return None
 
 
 def is_driver_preloaded() -> bool:
-    """foretell's own (virtual/native), with which cuDNN finds the driver it wants where there is none."""
+    """Whether foretell's own driver (virtual/native) is loaded: with it cuDNN finds a driver on a machine without
+    one."""
     return hasattr(ctypes.CDLL(None), "foretell_on_let_go")
 
 
@@ -96,7 +97,7 @@ class Cudnn:
             raise CudnnError(f"version {self.version}")
         pointer, number, count = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         if is_driver_preloaded():
-            # Its functions of the same names come first, also for cuDNN's calls to itself; they pass ours on.
+            # The driver's functions of the same names come first, also for cuDNN's internal calls; they forward ours.
             library = ctypes.CDLL(None)
         self._create = _typed(library.cudnnBackendCreateDescriptor, number, pointer)
         self._destroy = _typed(library.cudnnBackendDestroyDescriptor, pointer)
@@ -108,10 +109,10 @@ class Cudnn:
         self._device.set(_DEVICE_JSON, _CHAR, (ctypes.c_char * len(text)).from_buffer_copy(text))
         self._device.finalize()
         if not self._device.get(_DEVICE_JSON, _CHAR, None):
-            raise CudnnError("the description of the card was not taken")  # the driver answers by rule then
+            raise CudnnError("the description of the card was not taken")  # then the driver answers by rule
 
     def plans(self, layer: Layer) -> Iterator[int]:
-        """The workspace of each, in the order in which torch tries them; a plan is made when it is asked for."""
+        """Workspace of each plan, in the order torch tries them; plans are made on demand."""
         graph = self._graph(layer)
         for mode in _HEURISTICS_OF_TORCH:
             for config in self._configs(graph, mode):
@@ -123,7 +124,7 @@ class Cudnn:
     def _graph(self, layer: Layer) -> _Descriptor:
         asked = layer.convolution
         convolution = _Descriptor(self, _CONVOLUTION)
-        # Sums of half precision are in single.
+        # Half precision accumulates in single.
         compute_type = layer.dtype if layer.dtype == "float64" else "float32"
         convolution.set(_COMPUTE_TYPE, _DATA_TYPE, _numbers(CUDNN_DATA_TYPES[compute_type], kind=ctypes.c_int))
         convolution.set(_MODE, _CONVOLUTION_MODE, _numbers(_CROSS_CORRELATION, kind=ctypes.c_int))
@@ -170,14 +171,14 @@ class Cudnn:
         return configs[: heuristics.get(_HEURISTICS_RESULTS, _DESCRIPTOR, _addresses(*configs))] if configs else []
 
     def _notes(self, config: _Descriptor) -> set[int]:
-        """On what the engine does to numbers."""
+        """Numerical notes of the engine."""
         engine = _Descriptor(self, _ENGINE)
         config.get(_CONFIG_ENGINE, _DESCRIPTOR, _addresses(engine))
         notes = (ctypes.c_int * _NUM_NOTES)()
         return set(notes[: engine.get(_ENGINE_NOTES, _NOTE, notes)])
 
     def _workspace(self, config: _Descriptor) -> int | None:
-        """None: the heuristics meant a plan that cannot be made."""
+        """None if the plan the heuristics suggest cannot be built."""
         plan = _Descriptor(self, _PLAN)
         size = _numbers(0)
         try:
@@ -191,7 +192,7 @@ class Cudnn:
 
 
 class _Descriptor:
-    """One of cuDNN's, which goes away with it; those it was made from may go before."""
+    """A cuDNN descriptor, destroyed with this object; those it was made from may be destroyed earlier."""
 
     def __init__(self, cudnn: Any, kind: int) -> None:
         self._cudnn = cudnn
@@ -209,7 +210,7 @@ class _Descriptor:
         self.set(attribute, _DESCRIPTOR, _addresses(*descriptors))
 
     def get(self, attribute: int, kind: int, values: Any) -> int:
-        """How many there are; `values` has room for as many as are wanted."""
+        """Read an attribute into `values`, as many as fit, and return how many there are."""
         count = ctypes.c_int64()
         room = 0 if values is None else len(values)
         _check(self._cudnn._get(self.address, attribute, kind, room, ctypes.byref(count), values))
@@ -230,7 +231,7 @@ def _forbidden(layer: Layer) -> set[int]:
 
 
 def _described(card: dict[str, Any], driver: int) -> dict[str, Any]:
-    """In cuDNN's own words, as native/libraries/cudnn.c describes it."""
+    """The card in cuDNN's terms, as native/libraries/cudnn.c describes it."""
     number = {name: int(value) for name, value in card.items() if str(value).isdigit()}
     return {
         "cudaDeviceId": 0,

@@ -1,8 +1,8 @@
 """A CUDA device in Python, for a torch that has none: `foretell run --engine cpu`.
 
-torch's own dispatcher, autograd, autocast, optimizers run as on a card; what would be a CUDA kernel is a Python
-function that gives the result its shape and takes the memory the kernel would (dispatch.py, operators/). Memory is
-handed out by PyTorch's caching allocator in Python (memory.py, src/foretell/allocator). Values are kept where they
+torch's own dispatcher, autograd, autocast and optimizers run as on a card. In place of each CUDA kernel runs a Python
+function that gives the result its shape and allocates the memory the kernel would (dispatch.py, operators/), from a
+Python implementation of PyTorch's caching allocator (memory.py, src/foretell/allocator). Values are kept where they
 decide what a script does (values.py), or everywhere with `--execute`.
 """
 
@@ -37,7 +37,7 @@ _PROGRESS_SECONDS = 1.0
 
 
 class PythonCuda:
-    """What the functions of operators/ get as `device`."""
+    """The device, passed to the functions of operators/ as `device`."""
 
     def __init__(self, capture: Any, torch: Any) -> None:
         self.capture = capture
@@ -48,7 +48,7 @@ class PythonCuda:
         self.num_sms = int(self.card["sms"])
         self.threads_per_sm = int(self.card["threads_per_sm"])
         total = int(self.card["total"])
-        # What others use of the card is in its context (runs/launch.py).
+        # Other processes' use of the card is part of its context (runs/launch.py).
         capacity = Capacity(total_bytes=total, context_bytes=int(self.card["context"]), library_bytes=0)
         allocator = RecordingAllocator(
             capacity.reservable_bytes, total_bytes=total, torch_version=torch.__version__
@@ -62,9 +62,9 @@ class PythonCuda:
         self.cublas = Cublas(self)
         self.workspaces = Workspaces(capture, torch, self.card, self.version)
         self.chosen_plans: dict[Layer, int] = {}
-        """The workspace of the plan that was taken for a convolution, as torch keeps the plan."""
+        """Workspace of the plan chosen for each convolution, cached as torch caches the plan."""
         self.dropout_states: dict[float, Any] = {}
-        """Of recurrent nets, by the probability; torch keeps them, too."""
+        """Dropout states of recurrent nets, by probability; torch caches them, too."""
         self._torch_dispatcher = TorchDispatcher(torch, self.dispatch)
         self._kept_for_cpp: list[Any] = []
 
@@ -100,16 +100,17 @@ class PythonCuda:
             where.rule = before
 
     def buffer(self, num_elements: int, dtype: Any = None) -> Any:
-        """Memory that a kernel or a library takes: bytes, or elements of a type."""
+        """Extra memory of a kernel or a library, in bytes or in elements of a type."""
         return self.memory.empty((num_elements,), (1,), self.torch.uint8 if dtype is None else dtype)
 
     def contiguous_copies(self, *tensors: Any) -> list[Any]:
-        """Of those that are not, for a kernel that reads contiguous tensors."""
+        """Copies of the non-contiguous tensors, for kernels that need contiguous ones."""
         with self.rule("copy of an operand"):
             return [each.contiguous() for each in tensors if not each.is_contiguous()]
 
     def refuse(self, operator: str) -> None:
-        """No number is better than one without an operator, even if the script catches the error."""
+        """Report an unsupported operator. No estimate is better than one without it, even if the script catches the
+        error."""
         self.capture.journal.write(
             "unsupported",
             what=f"the CPU engine does not support the operator {operator} (at {where_now() or 'an unknown line'})",
@@ -125,9 +126,9 @@ class PythonCuda:
             self._refuse_torch(wrong)
 
     def _import_shape_functions(self) -> None:
-        """The first of torch's shape functions that is written in Python imports torch._dynamo. What that import leaves
-        to the garbage collector holds the frames of whoever called, and so the tensors of the script, or of the
-        self-test: it happens here instead, in a thread that has no other frames."""
+        """Import torch._dynamo, as torch's first shape function in Python does, in a thread without other frames. The
+        garbage that import leaves holds the frames of its callers, and with them tensors of the script or the
+        self-test."""
         thread = threading.Thread(target=importlib.import_module, args=("torch._dynamo",))
         thread.start()
         thread.join()
@@ -142,7 +143,7 @@ class PythonCuda:
     # ---- reports -----------------------------------------------------------------------------------------------------
 
     def _journal_progress_for_ever(self) -> None:
-        """What takes minutes says how far it is; the parent estimates the rest of it."""
+        """Report progress of long runs; the parent estimates the remaining time."""
         while True:
             time.sleep(_PROGRESS_SECONDS)
             self._journal_progress()
@@ -165,7 +166,7 @@ class PythonCuda:
 
 
 def _card() -> dict[str, Any]:
-    """What the virtual GPU is told about the card, too (virtual/environment.py)."""
+    """The card, in the same description as the virtual GPU's (virtual/environment.py)."""
     card: dict[str, Any] = dict(part.split("=", 1) for part in os.environ["FORETELL_DEVICE"].split(";"))
     card["cudnn_version"] = guard.CUDNN_VERSION
     return card

@@ -1,9 +1,9 @@
-"""What runs when torch calls an operator on the device `cuda`.
+"""Runs when torch calls an operator on the device `cuda`.
 
-torch itself decides which operators those are: its dispatcher, autograd, autocast and all operators that are made of
-others run as they always do. What ends here, with the key `CUDA`, are those for which CUDA has kernels. Sizes, strides
-and types of the results come from torch's own shape functions (shapes.py); what CUDA's kernels do otherwise, and the
-extra memory they take while they run, has rules of its own, one function per operator (operators/).
+torch itself decides which operators those are: its dispatcher, autograd, autocast and composite operators run
+unchanged. Operators with CUDA kernels arrive here, through the key `CUDA`. Sizes, strides and types of the results come
+from torch's own shape functions (shapes.py); where CUDA's kernels differ, and for the extra memory they take while they
+run, there are rules, one function per operator (operators/).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Dispatch:
         self._values = values
         self._refuse = refuse
         self.functions: Table = {}
-        """Called instead of the operator: made of other operators, or handle values themselves."""
+        """Called instead of the operator: call other operators, or handle values themselves."""
         self.kernels: Table = {}
-        """Make the results where the general way would make them otherwise."""
+        """Make the results where the general path would make them differently."""
         self.extra_memory: Table = {}
-        """Take what CUDA's kernel takes while it runs, once the results are made."""
+        """Allocate the CUDA kernel's extra memory, once the results are made."""
         self.shapes = ShapeFunctions(torch)
         self._signatures: dict[Any, Signature] = {}
         self._on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -41,7 +41,7 @@ class Dispatch:
     def table(self, kind: Literal["function", "kernel", "extra_memory"]) -> Table:
         return {"function": self.functions, "kernel": self.kernels, "extra_memory": self.extra_memory}[kind]
 
-    # ---- what torch calls --------------------------------------------------------------------------------------------
+    # ---- called by torch ---------------------------------------------------------------------------------------------
 
     def __call__(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
         where = self._memory.where
@@ -67,7 +67,7 @@ class Dispatch:
         raise UnknownOperatorError(f"{operator} on sparse or quantized tensors")
 
     def composite(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        """torch's own function that is made of other operators, for any device: it stands in the place of the CPU."""
+        """Call torch's device-independent composite implementation, which is registered for the CPU."""
         return operator.redispatch(self._on_cpu, *args, **kwargs)
 
     def _call_kernel(self, kernel: Callable[..., Any], operator: Any, args: Any, kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ class Dispatch:
         return result
 
     def general(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """The way of an operator that has no function or kernel of its own."""
+        """The path of operators without a function or kernel of their own."""
         signature = self._signature(operator)
         if signature.is_view:
             return self.composite(operator, *args, **kwargs)
@@ -117,7 +117,8 @@ class Dispatch:
         return described
 
     def resize(self, tensor: Any, size: Any, stride: Any) -> None:
-        """Another storage if the one it has is too small, as CUDA's own resize does it: the new one comes first."""
+        """Resize a tensor. If its storage is too small, it gets a new one, allocated before the old one is freed, as in
+        CUDA's own resize."""
         last = sum((extent - 1) * step for extent, step in zip(size, stride, strict=True)) if 0 not in size else -1
         offset = tensor.storage_offset()
         needed = (offset + last + 1) * tensor.dtype.itemsize

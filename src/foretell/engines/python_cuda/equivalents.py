@@ -1,6 +1,6 @@
-"""Operators that only CUDA has, computed on the host: what `--execute` needs to know every value.
+"""CUDA-only operators computed on the host, so that `--execute` knows every value.
 
-Dropout inside a fused attention draws its mask in a kernel, which nobody sees; it is computed without.
+Dropout inside fused attention draws its mask in the kernel, out of reach; it is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Tensor: TypeAlias = Any
 
 
 def equivalents() -> dict[Any, Callable[..., Any]]:
-    """By operator."""
+    """Equivalents by operator."""
     return {
         aten.cudnn_convolution.default: convolution,
         aten.cudnn_convolution_transpose.default: transposed_convolution,
@@ -114,7 +114,7 @@ def _attend(
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, ...]:
-    """By hand: autograd is off inside a kernel."""
+    """Computed by hand: autograd is off inside a kernel."""
     scale = scale or q.size(-1) ** -0.5
     keys, values = _for_each_query(q, k, v)
     weights = _scores(q, keys, mask, is_causal, scale).softmax(-1)

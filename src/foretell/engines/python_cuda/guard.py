@@ -1,9 +1,9 @@
-"""Lets a torch without CUDA, or without a card, have tensors of the device type `cuda`.
+"""Enables tensors of the device type `cuda` in a torch without CUDA, or without a card.
 
-torch asks two objects of C++ about CUDA: a device guard (which device and stream are current) and the hooks (is there
-CUDA, is there cuDNN). In a build without CUDA the first is missing and the second says no to everything. torch has a
-guard that only pretends, made for tracing without a card; the hooks get a table of functions in which a few answer
-yes. Both are reached with ctypes. Where the functions stand in that table is read off torch's own headers.
+torch asks two C++ objects about CUDA: a device guard (which device and stream are current) and the hooks (is there
+CUDA, is there cuDNN). In a build without CUDA the guard is missing and the hooks deny everything. torch has a fake
+guard, made for tracing without a card; the hooks get a function table in which a few entries answer yes. Both are
+reached with ctypes. The positions in that table are read from torch's own headers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 CUDA = 1  # c10::DeviceType
 CUDNN_VERSION = 91900
-"""cuDNN is not there; what torch asks of it is only which convolutions and norms it can do."""
+"""There is no cuDNN; torch only asks which convolutions and norms it supports."""
 _NUM_DEVICE_TYPES = 32
 _HEADERS = ("AcceleratorHooksInterface.h", "CUDAHooksInterface.h")
 _YES = (
@@ -31,11 +31,11 @@ _NUMBERS = {
 
 
 class DoesNotFitError(Exception):
-    """This torch is built otherwise than is known here."""
+    """This build of torch has an unknown layout."""
 
 
 def install(torch: Any) -> list[Any]:
-    """Returns what C++ points to from now on: it must be kept as long as the process lives."""
+    """Install guard and hooks. Returns objects that C++ points to: keep them for the life of the process."""
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     try:
         return [*_put_guard(torch, ctypes.CDLL(os.path.join(folder, "libc10.so"))), *_put_hooks(torch, folder)]
@@ -47,7 +47,7 @@ def _put_guard(torch: Any, c10: Any) -> list[Any]:
     kept: list[Any] = []
     guards = (ctypes.c_void_p * _NUM_DEVICE_TYPES).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
     if not guards[CUDA]:
-        # torch replaces a guard that knows of no device by the one that pretends; without any it does nothing.
+        # torch replaces a guard that reports no device with the fake one; with no guard at all it does nothing.
         returns_zero = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(lambda this: 0)
         functions = (ctypes.c_void_p * 64)(*[ctypes.cast(returns_zero, ctypes.c_void_p).value] * 64)
         guard = (ctypes.c_void_p * 4)(ctypes.addressof(functions), 0, 0, 0)
@@ -81,16 +81,16 @@ def _put_hooks(torch: Any, folder: str) -> list[Any]:
     for name, value in _NUMBERS.items():
         put([name], number(lambda this, value=value: value))
     put(["batchnormMinEpsilonCuDNN"], ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)(lambda this: 0.0))
-    # Pinned memory is memory of the host: its allocator does.
+    # Pinned memory is host memory, so the host's allocator serves.
     put(["getPinnedMemoryAllocator"], ctypes.CDLL(os.path.join(folder, "libc10.so"))._ZN3c1015GetCPUAllocatorEv)
     for name in ("isBuilt", "hasPrimaryContext", "compiledWithCuDNN"):
-        where[name]  # without these nothing works: a KeyError says which
+        where[name]  # required: a KeyError names the missing one
     table_pointer.value = ctypes.addressof(new) + 16
     return kept
 
 
 def _slots(folder: str) -> list[str]:
-    """The virtual functions in the order of the table; a destructor has two places (Itanium C++ ABI)."""
+    """Virtual functions in table order; a destructor takes two slots (Itanium C++ ABI)."""
     names = []
     for header in _HEADERS:
         with open(os.path.join(folder, header)) as file:

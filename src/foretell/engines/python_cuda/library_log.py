@@ -1,6 +1,6 @@
-"""Which functions of NVIDIA's libraries the job would have called, in the format of the virtual GPU's own log.
+"""Logs the calls of NVIDIA's libraries the job would make, in the format of the virtual GPU's own log.
 
-A library takes memory of the card for itself when its first handle is made; that memory is then gone for PyTorch.
+A library takes card memory when its first handle is created; PyTorch cannot use that memory any more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Libraries:
         self._calls: dict[tuple[Any, ...], int] = {}
 
     def load(self, name: str) -> None:
-        """The first of these calls takes memory of the card."""
+        """Log a call that loads a library; the first one takes card memory."""
         code_bytes = int(self._card.get(_TAKES[name], 0))
         if self.call(name, LIBRARY_LOADED, code_bytes=code_bytes):
             loaded = self._capacity.library_bytes + code_bytes
@@ -38,7 +38,7 @@ class Libraries:
             self._device.capacity_bytes = self._capacity.reservable_bytes
 
     def call(self, name: str, kind: Kind = LIBRARY_CALL, **values: int) -> bool:
-        """Each different call is kept once; true: this one is new."""
+        """Log a call, once for each distinct one; true if it is new."""
         key = (name, kind, *values.items())
         if key in self._calls:
             return False

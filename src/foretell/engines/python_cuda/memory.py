@@ -1,7 +1,7 @@
-"""The memory of the card: PyTorch's caching allocator in Python, and tensors whose storages are its blocks.
+"""The card's memory: PyTorch's caching allocator in Python, and tensors whose storages are its blocks.
 
-A tensor is made through DLPack, the one way to hand torch a storage with a deleter of one's own: plain tensors of the
-device `cuda`, in which only addresses stand behind the numbers, freed at the very moment torch lets go of them.
+Tensors are made through DLPack, the only way to hand torch a storage with a custom deleter: plain tensors of the device
+`cuda`, backed by addresses alone, freed the moment torch releases them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 def _guarded(deleter: Any) -> int | None:
-    """The address torch is to call. An exception may be on its way then, which Python code would lose: where foretell's
-    native library is loaded, it puts the exception aside (native/core/python_errors.c)."""
+    """Address of the deleter for torch. It may run with an exception pending, which Python code would lose; foretell's
+    native library, if loaded, sets the exception aside (native/core/python_errors.c)."""
     library = ctypes.CDLL(None)
     address = ctypes.cast(deleter, ctypes.c_void_p).value
     if hasattr(library, "foretell_on_let_go"):
@@ -58,27 +58,27 @@ def _guarded(deleter: Any) -> int | None:
 
 
 def address_of(tensor: Any) -> int:
-    """Of its storage. Not `untyped_storage()`: once Python has seen a storage, autograd takes it for shared, and adds
-    gradients elsewhere that it would have added in place."""
+    """Address of a tensor's storage. Not `untyped_storage()`: autograd considers a storage that Python has seen shared,
+    and stops adding gradients in place."""
     return int(tensor.data_ptr() - tensor.storage_offset() * tensor.dtype.itemsize)
 
 
 class Where(threading.local):
-    """What a thread is doing."""
+    """State of a thread."""
 
     operator: Any = None
-    """The outermost one; what it calls inside is its own business."""
+    """The outermost operator; those it calls internally do not count."""
     kernel: str | None = None
-    """Which of its implementations the operator chose, where it has several."""
+    """The implementation the operator chose, if it has several."""
     kernel_reason: str | None = None
     """Why it did not choose the usual one."""
     rule: str | None = None
-    """Why something is allocated that is not the operator's result."""
+    """Reason of an allocation that is not the operator's result."""
     stream = 0
 
 
 class Memory:
-    """One card. Every change is under a lock: a backward pass runs in a thread of its own."""
+    """Memory of one card. Every change holds a lock: a backward pass runs in its own thread."""
 
     def __init__(self, torch: Any, allocator: Any, capture: Any) -> None:
         self._torch = torch
@@ -90,13 +90,13 @@ class Memory:
         self.on_oom: list[Any] = []
         self.on_alloc: Any = None
         self.host: dict[int, Any] = {}
-        """The bytes of blocks whose contents are known, by address."""
+        """Bytes of blocks with known contents, by address."""
         self._lock = threading.RLock()
         self._is_busy = False
         self._late: list[Any] = []
-        """Let go of by Python's garbage collector in the middle of something else."""
+        """Blocks released by Python's garbage collector in the middle of another operation."""
         self._live: dict[int, tuple[Any, Any, Any]] = {}
-        """The struct torch holds, its numbers, and the block, by the address of the struct."""
+        """By address of the struct torch holds: the struct, its sizes and strides, and the block."""
         self._blocks: dict[int, Any] = {}
         self._frames: dict[tuple[Any, Any], dict[str, Any]] = {}
         self._origins: dict[tuple[Any, ...], tuple[str | None, ...]] = {}
@@ -138,7 +138,7 @@ class Memory:
         return self._blocks.get(address_of(tensor))
 
     def _let_go(self, address: int, is_finalizing: Any = sys.is_finalizing) -> None:
-        if is_finalizing():  # Python is being taken apart; what is freed now counts for nothing
+        if is_finalizing():  # Python is shutting down; frees no longer count
             return
         _, _, block = self._live.pop(address)
         if block is not None:
@@ -194,7 +194,7 @@ class Memory:
             self._is_busy = False
 
     def start_again(self) -> None:
-        """As if nothing had ever been allocated."""
+        """Reset, as if nothing had ever been allocated."""
         self.empty_cache()
         self.allocator.reset_peaks()
         self.num_allocations = 0

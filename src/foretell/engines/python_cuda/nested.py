@@ -7,7 +7,7 @@ from typing import Any
 
 
 def tensors_in(value: Any, tensor_class: Any) -> Iterator[Any]:
-    """Also those inside of lists and tuples, in order."""
+    """All tensors, also inside lists and tuples, in order."""
     if isinstance(value, tensor_class):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What packages need that look for CUDA in their own way."""
+"""Adapts packages that detect CUDA in their own way."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _do_not_compile(capture: Any, torch: Any) -> None:
 
 
 def complete_torchvision(torch: Any) -> None:
-    """One made for the CUDA build cannot load its operators beside a CPU-only torch, and then does not import at all,
-    because it describes operators that are not there. Its models do without. To be called before its import."""
+    """A torchvision made for the CUDA build cannot load its operators with a CPU-only torch. Its import then fails,
+    because it describes missing operators, which its models do not need. Call this before the import."""
     spec = find_spec("torchvision") if torch.version.cuda is None and "torchvision" not in sys.modules else None
     if spec is None or not spec.submodule_search_locations:
         return
@@ -51,13 +51,13 @@ def complete_torchvision(torch: Any) -> None:
             ctypes.CDLL(path)
         except OSError:
             for name in ("nms", "qnms"):
-                if not hasattr(torch.ops.torchvision, name):  # in the fork of a process that was completed
+                if not hasattr(torch.ops.torchvision, name):  # already defined in the fork of a completed process
                     torch.library.define(f"torchvision::{name}", _NMS)
             return
 
 
 def _replace_nccl(capture: Any, torch: Any, load_library: Any) -> None:
-    """A single rank hears of nobody: torch's process group that only pretends does, instead of NCCL's."""
+    """Use torch's fake process group instead of NCCL's: a single rank has no peers."""
     distributed = torch.distributed
     if not distributed.is_available():
         return
@@ -82,7 +82,7 @@ def _replace_nccl(capture: Any, torch: Any, load_library: Any) -> None:
 
 
 def _let_parallel_pretend(capture: Any, torch: Any) -> None:
-    """DistributedDataParallel compares its parameters with those of the other ranks, of which there are none."""
+    """Skip DistributedDataParallel's comparison of parameters with other ranks: there are none."""
     parallel = torch.nn.parallel.distributed
     capture.patches.replace(parallel, "_verify_param_shape_across_processes", lambda *args, **kwargs: True)
     capture.patches.replace(parallel, "_sync_module_states", lambda *args, **kwargs: None)
@@ -96,14 +96,14 @@ def _let_parallel_pretend(capture: Any, torch: Any) -> None:
     keep_gradients.__annotations__ = {
         "bucket": torch.distributed.GradBucket,
         "return": torch.futures.Future[torch.Tensor],
-    }  # torch looks at the classes, which it is not here to name
+    }  # torch checks for these classes, which cannot be named without importing torch
 
     @wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         self.register_comm_hook(None, keep_gradients)
         if torch.version.cuda is None:
-            self.logger = _Silent()  # the real one wants a clock of the device
+            self.logger = _Silent()  # the real one needs a device timer
 
     capture.patches.replace(parallel.DistributedDataParallel, "__init__", init)
 

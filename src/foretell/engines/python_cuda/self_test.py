@@ -1,8 +1,8 @@
-"""A few operators, when CUDA starts: does this torch do here what it does on a card?
+"""Runs a few operators when CUDA starts: does this torch behave here as on a card?
 
-What is asked of torch's inside (guard.py, dispatch.py) holds for the versions it was written for. Another version may
-call elsewhere, and then memory would be missing without a word: so a small program runs first, and every allocation it
-makes must be one that a card has seen (tests/test_cpu_engine.py runs the same program on the virtual GPU).
+The use of torch's internals (guard.py, dispatch.py) fits the versions it was written for. Another version may call
+other functions, and memory would be missing silently. So a small program runs first, and each of its allocations must
+match a card's (tests/test_cpu_engine.py runs the same program on the virtual GPU).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _KIB = 1024
 EXPECTED = {
     "weights": [16 * _KIB, 16 * _KIB],
     "forward": [16 * _KIB, 16 * _KIB, 16 * _KIB, 16 * _KIB, 4],
-    # 1, the gradients of sum (a view), relu and the square's two, the sum of which is made in place, and of the weights
+    # 1; gradients of sum (a view), relu, and the square's two, added up in place; then those of the weights
     "backward": [4, 16 * _KIB, 16 * _KIB, 16 * _KIB, 16 * _KIB],
     "optimizer": [16 * _KIB],
     "attention": [16 * _KIB, 16 * _KIB],
 }
-"""Bytes of each allocation, in order; those of attention without the seeds, which differ between versions."""
+"""Bytes of each allocation, in order; for attention without the seeds, which differ between versions."""
 _SEED = 512
 
 
 def program(torch: Any, mark: Any) -> None:
-    """`mark` is called with a name at the beginning of each part."""
+    """Call `mark` with a name at the start of each part."""
     mark("weights")
     weights = torch.ones(64, 64, device="cuda", requires_grad=True)
     inputs = torch.ones(64, 64, device="cuda")
@@ -33,7 +33,7 @@ def program(torch: Any, mark: Any) -> None:
     product = weights * inputs
     loss = (product * product + product).relu().sum()
     mark("backward")
-    # Not loss.backward() and no optimizer: the hooks that count steps must not see them.
+    # Not loss.backward(), and no optimizer: the hooks that count steps must not see them.
     engine = torch.autograd.Variable._execution_engine
     engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), accumulate_grad=True)
     del product, loss
@@ -46,7 +46,7 @@ def program(torch: Any, mark: Any) -> None:
 
 
 def what_is_wrong(device: Any) -> str | None:
-    """None: all is as on a card. The allocator is as before afterwards."""
+    """What differs from a card, or None. Leaves the allocator as it was."""
     torch, memory = device.torch, device.memory
     parts: dict[str, list[int]] = {}
 
@@ -54,12 +54,12 @@ def what_is_wrong(device: Any) -> str | None:
         parts[name] = []
         memory.on_alloc = parts[name].append
 
-    # The backward pass runs in another thread, which would wait for the end of the initialisation this is part of.
+    # The backward pass runs in another thread, which would wait for the initialisation that this is part of.
     torch.cuda._initialized = True
     try:
         with torch.enable_grad():
             program(torch, mark)
-        wait_for_autograd(torch)  # its thread may still hold the last node, and with it the weights
+        wait_for_autograd(torch)  # its thread may still hold the last node, and thus the weights
         wrong = first_difference(parts)
     except Exception as error:
         wrong = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Sizes, strides and types of an operator's results, by torch's own shape functions (the device `meta`)."""
+"""Sizes, strides and types of an operator's results, from torch's own shape functions (the device `meta`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _WITHOUT_RULE = re.compile(
     r"(?!aten::)|aten::(_?linalg_(?!vector_norm)|_fft|cholesky|lu_|triangular_solve|ormqr|topk|median|_embedding_bag|"
     r"scatter_reduce|index_reduce|native_group_norm|_grouped_mm|_scaled_mm)"
 )
-"""Of the virtual GPU it is known that their kernels take more than their results; of other packages' nothing is."""
+"""Operators whose kernels take extra memory, as seen on the virtual GPU; nothing is known of other packages'
+operators."""
 
 
 class UnknownOperatorError(NotImplementedError):
@@ -21,29 +22,29 @@ class UnknownOperatorError(NotImplementedError):
 
 class Shapes(NamedTuple):
     results: list[Any]
-    """(size, stride, type) of a tensor, a list of these, or another value; None for an argument that is returned."""
+    """(size, stride, type) of a tensor, a list of these, or another value; None for a returned argument."""
     resized: list[tuple[str, tuple[int, ...], tuple[int, ...]]]
-    """Arguments that get another size and stride."""
+    """Arguments that get a new size and stride."""
 
 
 def refuse_other_card(index: int | None) -> None:
-    """There is one, as a card's driver would say."""
+    """Raise the driver's error: there is only one card."""
     if index is not None and index > 0:
         raise RuntimeError(f"CUDA error: invalid device ordinal (cuda:{index}; there is one card, cuda:0)")
 
 
 class ShapeFunctions:
-    """Remembers what it found for each operator and shapes of its arguments."""
+    """Caches results by operator and argument shapes."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._tensor = torch.Tensor
         self._known: dict[Any, Shapes] = {}
         self.num_without_rule: dict[Any, int] = {}
-        """Calls of operators whose kernels take extra memory for which there is no rule."""
+        """Calls of operators whose kernels take extra memory that no rule covers."""
 
     def of(self, operator: Any, signature: Signature, args: Any, kwargs: Any, tensors: list[Any]) -> Shapes:
-        """Adds the tensors among the arguments to `tensors`, too."""
+        """Shapes of the results. Also appends the tensors among the arguments to `tensors`."""
         key = (operator, *[self._key(value, tensors, signature) for value in args])
         if kwargs:
             key = (*key, *[(name, self._key(value, tensors, signature)) for name, value in kwargs.items()])
@@ -81,7 +82,7 @@ class ShapeFunctions:
         except RuntimeError:
             if not any(isinstance(each, self._tensor) and not each.is_cuda and not each.dim() for each in args):
                 raise
-        # Some shape functions want all tensors on one device.
+        # Some shape functions require all tensors on one device.
         return self._infer_on_meta(operator, signature, args, kwargs, keeps_numbers=False)
 
     def _infer_on_meta(
@@ -113,7 +114,7 @@ class ShapeFunctions:
         if not isinstance(value, self._tensor):
             return value
         if not value.is_cuda and value.dim() == 0 and keeps_numbers:
-            return value  # a number, which has weaker rules for types
+            return value  # a number, with weaker type promotion
         if value.device.type == "cpu" and value.dim() and not signature.may_be_on_host:
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
@@ -134,12 +135,12 @@ class ShapeFunctions:
                 return self._run_on_zeros(operator, args, kwargs)
             raise UnknownOperatorError(f"{operator}: {error}") from None
         except RuntimeError as error:
-            if "data-dependent" in str(error):  # the message of operators that other packages register
+            if "data-dependent" in str(error):  # message of other packages' operators
                 raise UnknownOperatorError(f"{operator}: {error}") from None
             raise
 
     def _run_on_zeros(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """The few operators without a shape function: the shapes that the CPU's kernel gives."""
+        """For the few operators without a shape function: shapes from the CPU's kernel."""
         torch = self._torch
         made: dict[int, Any] = {}
 

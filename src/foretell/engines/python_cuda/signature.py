@@ -1,4 +1,4 @@
-"""What the schema of an operator says about its arguments and results."""
+"""An operator's arguments and results, from its schema."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Signature:
         types = [str(argument.type) for argument in schema.arguments]
         self._tensors = [number for number, each in enumerate(types) if each in ("Tensor", "Optional[Tensor]")]
         self.written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        """The arguments that are written into."""
+        """Arguments written to."""
         self.is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
         self.returns = [_written_into(schema, each) for each in schema.returns if not self.is_view]
-        """For each result the argument that it is, or None if it is new."""
+        """For each result, the argument that it is, or None if new."""
         self.may_be_on_host = name in _LENGTHS_ON_HOST
         self.depends_on_floats = name.startswith(("arange", "linspace", "logspace", "range"))
         self.is_empty = name.startswith(("empty", "new_empty"))
         self.overwrites = any(a.is_out for a in schema.arguments) or name in _OVERWRITES
-        """What it writes into, it does not read."""
+        """It does not read the arguments it writes to."""
 
     def argument(self, name: str, args: Any, kwargs: Any) -> Any:
         position = self._positions[name]
         return args[position] if position < len(args) else kwargs.get(name)
 
     def without_numbers(self, args: Any) -> Any:
-        """A number that stands for a tensor (`x % 2`) comes as a number, which not every operator takes back."""
+        """Wrap numbers passed for tensors (`x % 2`): they arrive as numbers, which not every operator accepts."""
         numbers = [n for n in self._tensors if n < len(args) and isinstance(args[n], (int, float, complex))]
         if not numbers:
             return args

@@ -1,4 +1,4 @@
-"""Puts the engine's functions into torch's own dispatcher, under the key `CUDA`."""
+"""Registers the engine's functions with torch's own dispatcher, under the key `CUDA`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from .dispatch import Dispatch
 
 _KERNELS_OF_CUDA = {"aten::mish_backward"}
-"""Without CUDA they are made of others."""
+"""Composite without CUDA."""
 _NOT_KERNELS = ("c10d::", "_c10d_functional", "symm_mem::", "fsdp::")
-"""Between ranks: a process group answers them."""
+"""Collectives: a process group handles them."""
 _NOT_THERE = ("SparseCUDA", "SparseCsrCUDA", "QuantizedCUDA", "NestedTensorCUDA")
 
 
 class TorchDispatcher:
-    """torch forgets the functions again when this object goes."""
+    """Registers the functions; torch drops them when this object dies."""
 
     def __init__(self, torch: Any, dispatch: Dispatch) -> None:
         self._torch = torch
@@ -41,7 +41,7 @@ class TorchDispatcher:
                 self._stand_for_structured_kernels(others_than)
 
     def _library(self, namespace: str, key: str) -> Any:
-        """Not torch.library.Library: that one is taken away again before Python has ended."""
+        """Not torch.library.Library: that is torn down before Python has ended."""
         made = self._libraries.get((namespace, key))
         if made is None:
             made = self._torch._C._dispatch_library("IMPL", namespace, key, __file__, 0)
@@ -53,7 +53,8 @@ class TorchDispatcher:
         self._library(namespace, key).impl(rest, key, lambda *args, **kwargs: call(operator, *args, **kwargs), False)
 
     def _put_own(self, operators: Iterable[Any]) -> None:
-        """Also where torch has a function made of other operators, which comes before the fallback."""
+        """Register operators, also for the autograd key if torch has a composite function, which precedes the
+        fallback."""
         for operator in operators:
             self._put(operator, "CUDA", self._dispatch)
             name = operator.name()
@@ -61,8 +62,8 @@ class TorchDispatcher:
                 self._put(operator, "AutogradCUDA", self._dispatch)
 
     def _stand_for_structured_kernels(self, others_than: set[str]) -> None:
-        """Without CUDA, an operator that has a kernel for each backend is made of its variant with a given result: an
-        allocation of its own, and another operator. With CUDA it is one."""
+        """Register structured operators. Without CUDA, torch builds one from its out variant: a separate allocation and
+        another operator. With CUDA it is one."""
         for name in self._torch._C._dispatch_get_all_op_names():
             is_structured = self._has(name, "CompositeExplicitAutogradNonFunctional")
             if name not in others_than and (is_structured or name in _KERNELS_OF_CUDA):
@@ -71,7 +72,8 @@ class TorchDispatcher:
                     self._put(operator, "CUDA", self._dispatch)
 
     def _replace_cuda_kernels(self, others_than: set[str]) -> None:
-        """In a torch with CUDA, the kernels that would ask for a card: each is answered as where there are none."""
+        """In a torch with CUDA, replace the kernels that would need a card; each then behaves as in a torch without
+        them."""
         for name in self._torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
             if name in others_than or name.startswith(_NOT_KERNELS):
                 continue
@@ -87,5 +89,5 @@ class TorchDispatcher:
         packet, _, overload = rest.partition(".")
         try:
             return getattr(getattr(getattr(self._torch.ops, namespace), packet), overload or "default")
-        except (AttributeError, RuntimeError):  # of TorchScript only
+        except (AttributeError, RuntimeError):  # TorchScript only
             return None

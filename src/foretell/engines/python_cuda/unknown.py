@@ -1,4 +1,4 @@
-"""The values a script gets in place of unknown ones, the same as on the virtual GPU."""
+"""Stand-ins for unknown values that a script reads, the same as on the virtual GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Unknown:
         return self._reads.assume_size(self._torch.nonzero, mask, mask.numel())
 
     def assume(self, tensor: Any) -> Any:
-        """Something to stand for a tensor whose contents decide a size: so many different numbers."""
+        """Stand-in for a tensor whose contents decide a size: a number of distinct values."""
         self._reads.note(self._torch.unique, tensor)
         most = tensor.numel()
         count = {"low": 1, "typical": (most + 1) // 2, "high": most}[self._capture.options.assume]
@@ -47,7 +47,7 @@ class Unknown:
 
 
 def _is_for_a_file(serialization: str) -> bool:
-    """torch.save reads all there is, and nothing depends on it."""
+    """torch.save reads everything, and nothing depends on it."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename == serialization:

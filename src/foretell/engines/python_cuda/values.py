@@ -1,7 +1,7 @@
-"""Contents of device memory, where they are known, and operators repeated on the host.
+"""Contents of device memory, where known, and operators repeated on the host.
 
-Small tensors, and integers and booleans, choose the code path (masks, lengths, `.item()`); an operator whose inputs are
-all known is computed on the CPU, over the bytes kept for each block. With `--execute` every tensor has its bytes.
+Small tensors, and integers and booleans, choose the code path (masks, lengths, `.item()`). An operator with known
+inputs is computed on the CPU, on the bytes kept for each block. With `--execute` every tensor has its bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Values:
             self._host.pop(address_of(tensor), None)
 
     def on_host(self, tensor: Any) -> Any:
-        """A CPU tensor over the same bytes, which are made if need be."""
+        """A CPU tensor over the same bytes, allocated if needed."""
         torch = self._torch
         address = address_of(tensor)
         kept = self._host.get(address)
@@ -64,7 +64,7 @@ class Values:
     def settle(
         self, operator: Any, signature: Signature, args: Any, kwargs: Any, tensors: list[Any], results: list[Any]
     ) -> None:
-        """After a kernel: what it wrote is computed on the host if everything it read is known, and else forgotten.
+        """After a kernel: if everything it read is known, compute what it wrote on the host, else forget that.
         `tensors` are those among its arguments."""
         if tensors and not self.has_any and not signature.overwrites:
             return
@@ -93,11 +93,11 @@ class Values:
         self.num_computed += 1
         try:
             result = self.compute(operator, args, kwargs)
-        except Exception as error:  # no kernel on the CPU for this type
+        except Exception as error:  # the CPU has no kernel for this type
             self.failed.setdefault(str(operator), f"{type(error).__name__}: {error}")
             return False
         if not is_in_place:
-            # Results behind the last one are of no interest to a script: seeds, sums for the backward pass.
+            # Scripts do not use the results after these: seeds, sums for the backward pass.
             for out, value in zip(outs, tensors_in(result, self._torch.Tensor), strict=False):
                 if out.shape == value.shape:
                     self.on_host(out).copy_(value)
@@ -111,7 +111,7 @@ class Values:
         host_kwargs = {name: mapped(value, self._to_host) for name, value in kwargs.items()}
         if torch.Tag.nondeterministic_seeded not in tags:
             return operator(*host_args, **host_kwargs)
-        # The card has a random generator of its own: the host's must not move.
+        # The card has its own random generator: the host's must not advance.
         host_state = torch.get_rng_state()
         if self._random_state is not None:
             torch.set_rng_state(self._random_state)

@@ -1,4 +1,4 @@
-"""What memory the plans of a convolution ask for: an installed cuDNN's own answers, else foretell's rules."""
+"""Workspace sizes of a convolution's plans: from an installed cuDNN, else by foretell's rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Workspaces:
 
     @cached_property
     def cudnn(self) -> Cudnn | None:
-        """Looked for with the first convolution: loading it takes a moment, and some hundred MiB."""
+        """Loaded for the first convolution: it takes a moment, and some hundred MiB."""
         path = library_of(self._torch)
         if path is None:
             return None
@@ -33,10 +33,10 @@ class Workspaces:
         return found
 
     def plans(self, layer: Layer) -> Iterable[int]:
-        """In the order in which torch tries them."""
+        """Workspace of each plan, in the order torch tries them."""
         if self.cudnn is not None:
             return self.cudnn.plans(layer)
-        # What the virtual GPU offers by rule (native/libraries/cudnn.c): the last is only tried by cudnn.benchmark.
+        # As the virtual GPU offers by rule (native/libraries/cudnn.c); only cudnn.benchmark tries the last.
         asked = layer.convolution
         ruled = workspace_by_rule(asked, self._capability, self._torch_version)
         return ruled, 0, 2 * (asked.x_bytes + asked.y_bytes + asked.w_bytes)

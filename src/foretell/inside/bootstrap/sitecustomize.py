@@ -1,9 +1,9 @@
 """Starts a capture when a Python interpreter starts.
 
-`FORETELL_CAPTURE` absent: nothing happens. Present: foretell's folder becomes the package `foretell_child`, found by
-its path because the interpreter may belong to an environment in which foretell is not installed, and not called
-`foretell` because the script may import that itself. The `sitecustomize` this file hides is run afterwards. Every
-Python process the script starts comes through here, so nothing heavy is imported.
+Does nothing without `FORETELL_CAPTURE`. Otherwise foretell's folder becomes the package `foretell_child`: loaded by
+path, because the interpreter may belong to an environment without foretell, and not called `foretell`, because the
+script may import that itself. The `sitecustomize` that this file hides is run afterwards. Every Python process of the
+script runs this, so nothing heavy is imported.
 """
 
 import os
@@ -38,7 +38,7 @@ def _run_the_hidden_sitecustomize() -> None:
 if os.environ.get("FORETELL_CAPTURE"):
     try:
         _start_capture()
-    except Exception as error:  # the user's interpreter starts whatever happens to us
+    except Exception as error:  # the user's interpreter must start even if foretell fails
         print(f"foretell: could not start recording: {type(error).__name__}: {error}", file=sys.stderr)
 
 _run_the_hidden_sitecustomize()

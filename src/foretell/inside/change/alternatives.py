@@ -1,7 +1,7 @@
-"""Makes a change to the training from outside, as if its author had written it.
+"""Changes a training run from outside, as if its author had made the change.
 
-Each is a word, some with a value after `=`. A change is made once, where its place is found, and then noted in an
-`alternative` line: a run without that line was a run without the change.
+Each change is a word, some with a value after `=`. It is made once, at the place it applies to, and reported in an
+`alternative` line: a run without that line ran unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def install(capture: Capture, torch: Any) -> None:
 
 
 class Noted:
-    """Writes the line with the first time."""
+    """Writes the line at the first call."""
 
     def __init__(self, capture: Capture, name: str) -> None:
         self._capture = capture
@@ -51,7 +51,8 @@ class Noted:
 
 
 def _checkpoint(capture: Capture, torch: Any, wanted: str) -> None:
-    """In the first forward of a model that has modules of this class; a model that offers checkpointing is asked to."""
+    """Checkpoint modules of this class, in the first forward of a model that has them; by the model's own method, if
+    any."""
     done = Noted(capture, "checkpoint")
 
     def look(root: Any, args: Any) -> None:
@@ -62,7 +63,7 @@ def _checkpoint(capture: Capture, torch: Any, wanted: str) -> None:
         model = next((m for m in root.modules() if getattr(m, "supports_gradient_checkpointing", False)), None)
         if model is not None:
             if getattr(model.config, "use_cache", False):
-                model.config.use_cache = False  # what was computed twice would be in the cache twice
+                model.config.use_cache = False  # recomputed values would be cached twice
             model.gradient_checkpointing_enable({"use_reentrant": False})
         else:
             capture.patches.wrap(type(found[0]), "forward", partial(_checkpointing, torch))
@@ -75,7 +76,7 @@ def _checkpoint(capture: Capture, torch: Any, wanted: str) -> None:
 def _checkpointing(torch: Any, original: Any) -> Any:
     from torch.utils.checkpoint import checkpoint
 
-    inside = threading.local()  # autograd computes again in threads of its own
+    inside = threading.local()  # autograd recomputes in its own threads
 
     def once(module: Any, *args: Any, **kwargs: Any) -> Any:
         inside.is_running = True
@@ -95,7 +96,8 @@ def _checkpointing(torch: Any, original: Any) -> Any:
 
 
 def _autocast(capture: Capture, torch: Any, dtype: str) -> None:
-    """From the forward of the model to the backward: around model and loss, as PyTorch's documentation has it."""
+    """Enable autocast from the model's forward to the backward: around model and loss, as PyTorch's documentation has
+    it."""
     done = Noted(capture, "autocast")
     entered: list[Any] = []
 
@@ -125,7 +127,7 @@ def _optimizer_implementation(capture: Capture, torch: Any, wanted: str) -> None
                 defaults = {**defaults, **{name: value for name, value in choice.items() if name in defaults}}
             original(optimizer, params, defaults)
             if has_it:
-                if wanted == "fused":  # the constructor does it when it is asked for fused=True
+                if wanted == "fused":  # as the constructor does for fused=True
                     optimizer._step_supports_amp_scaling = True
                 done()
 
@@ -135,8 +137,8 @@ def _optimizer_implementation(capture: Capture, torch: Any, wanted: str) -> None
 
 
 def _other_optimizer(capture: Capture, torch: Any, wanted: str) -> None:
-    """Adam and AdamW are still what the script makes, schedules and saves: only their step is that of another, on the
-    same parameters and gradients, and the state is that other's."""
+    """Replace the step of Adam and AdamW. The script still makes, schedules and saves them; only the step and the state
+    are those of another optimizer, on the same parameters and gradients."""
     done = Noted(capture, "optimizer")
     adam, adamw = torch.optim.Adam, torch.optim.AdamW
     replacements: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
@@ -167,7 +169,7 @@ def _step_of(torch: Any, wanted: str, replaced: Any) -> Callable[[], None]:
         kind = importlib.import_module("bitsandbytes").optim.AdamW8bit
     else:
         kind = torch.optim.Adafactor
-    plain_step = kind.step  # its first instance puts the hooks around it, by which steps are counted
+    plain_step = kind.step  # its first instance wraps it in the hooks that count steps
     if getattr(plain_step, "hooked", False):
         plain_step = plain_step.__wrapped__
     groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in replaced.param_groups]
@@ -210,7 +212,7 @@ def _zero_grad_after_step(capture: Capture, torch: Any, _: str) -> None:
 
 
 def _drop_last(capture: Capture, torch: Any, _: str) -> None:
-    """Of loaders that make their batches themselves and have more than one."""
+    """Drop the last batch of loaders that make their own batches and have more than one."""
     done = Noted(capture, "drop-last")
 
     def dropping(original: Any) -> Any:
@@ -218,7 +220,7 @@ def _drop_last(capture: Capture, torch: Any, _: str) -> None:
         def init(loader: Any, *args: Any, **kwargs: Any) -> None:
             original(loader, *args, **kwargs)
             if samples_left_over(loader) and len(loader) > 1:
-                loader._DataLoader__initialized = False  # else it refuses to be made again
+                loader._DataLoader__initialized = False  # or it refuses to be initialised again
                 original(loader, *args, **{**kwargs, "drop_last": True})
                 done()
 

@@ -1,13 +1,13 @@
-"""Skips the random initialisation of big CPU weights, and makes their casts and copies cost nothing.
+"""Skips the random initialisation of big CPU weights, and makes casting and copying them free.
 
 Skipped: random fills of CPU floating-point tensors with at least 64 Ki elements that are registered parameters (or
-share their storage, as `weight.data` does). Their pages are given back to the kernel, so such a weight reads as
-zeros: finite numbers, without memory behind them. Constants (zeros, ones) stay real, and so does every tensor that is
-not a parameter. The random numbers drawn afterwards are others than without skipping, as with another seed.
+share their storage, as `weight.data` does). Their pages are returned to the kernel, so such a weight reads as zeros:
+finite numbers, without memory behind them. Constants (zeros, ones) stay real, and so does every tensor that is not a
+parameter. Random numbers drawn later differ from those without skipping, as with another seed.
 
 `Module._apply` (`.to`, `.half`, `.cuda` ...) casts a big CPU weight by casting only the pages that exist, and
-`copy.deepcopy` copies only those: no pages, no work. Nothing has to be remembered about a weight for that, so loading
-a checkpoint into it, tying it or writing a row by hand needs no special care.
+`copy.deepcopy` copies only those: no pages, no work. This needs no bookkeeping per weight, so loading a checkpoint into
+it, tying it or writing a row by hand needs no special care.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..patches import Patch
 FEWEST_ELEMENTS = 64 * 1024
 RANDOM_METHODS = ("normal_", "uniform_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 RANDOM_INITS = ("trunc_normal_", "orthogonal_", "sparse_")
-"""torch.nn.init functions that do more than one of the methods above."""
+"""torch.nn.init functions that combine several of the methods above."""
 
 
 class _Skipping:
@@ -61,11 +61,11 @@ class _Skipping:
         if tensor.untyped_storage().is_shared() or not tensor.is_contiguous():
             tensor.detach().zero_()
         else:
-            # Old bytes of the heap may be there, NaN among them; given back, they are zeros.
+            # The heap may hold old bytes, NaN among them; released pages read as zeros.
             pages.release(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     def cast(self, tensor: Any, dtype: Any) -> Any | None:
-        """A copy in another type, made from the pages that exist; None if a full copy is as good."""
+        """A copy in another type, made from the pages that exist; None if a full copy costs no more."""
         torch = self.torch
         storage = tensor.untyped_storage()
         size = tensor.element_size()
@@ -96,7 +96,7 @@ def install(capture: Capture, torch: Any) -> None:
     skip_function = partial(_skipping_function, skipping)
     for name in RANDOM_INITS:
         patches.wrap(torch.nn.init, name, skip_function)
-    # timm has a truncated normal of its own
+    # timm has its own truncated normal
     capture.imports.when_imported(
         "timm.layers.weight_init", lambda timm: patches.wrap(timm, "_trunc_normal_", skip_function)
     )
@@ -157,8 +157,8 @@ def _cheap_apply(skipping: _Skipping, original: Any, patch: Callable[[], Patch])
 
     @wraps(original)
     def apply(module: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        # A module hands its children the function it was given, so below the first all is torch's own: the user's
-        # traceback has one frame of ours, not one for each level.
+        # A module passes its children the function it was given, so below the first everything is torch's own: the
+        # user's traceback has one frame of ours, not one per level.
         patch().undo()
         try:
             return original(module, cheap(fn), *args, **kwargs)
@@ -176,16 +176,17 @@ def _cast_cheaply(skipping: _Skipping, tensor: Any, target: tuple[Any, Any, Any]
         return None
     if memory_format is not None and tensor.dim() in (4, 5):
         return None
-    # Torch casts on the CPU and then copies; only for other layouts it needs a second block on the GPU
-    # (`copy_requires_temporaries` in aten/src/ATen/native/cuda/Copy.cu). Those are left to it: the bytes stay the same.
+    # torch casts on the CPU and then copies; only other layouts need a second block on the GPU
+    # (`copy_requires_temporaries` in aten/src/ATen/native/cuda/Copy.cu). Leave those to torch, to keep the bytes the
+    # same.
     if device is not None and device.type != "cpu" and not tensor.is_contiguous():
         return None
     return skipping.cast(tensor, dtype)
 
 
 def _target_reader(torch: Any) -> Any:
-    """A function that tells (device, dtype, memory format) of a conversion, without making it: on the GPU even a small
-    one would be an allocation of ours. It runs on a small tensor that takes note of what is asked of it."""
+    """Return a function that reads (device, dtype, memory format) of a conversion without making it: on the GPU even a
+    small one would be an allocation of ours. It runs the conversion on a small tensor that records the calls."""
     named = {"half": torch.float16, "float": torch.float32, "double": torch.float64, "bfloat16": torch.bfloat16}
     calls: list[tuple[Any, Any, Any] | None] = []
 
@@ -209,7 +210,7 @@ def _target_reader(torch: Any) -> Any:
         try:
             probe = torch.empty((1,) * num_dimensions, dtype=dtype, device="cpu").as_subclass(Probe)
             is_conversion = fn(probe) is probe and len(calls) == 1
-        except Exception:  # whatever it is, it is not one of the conversions above
+        except Exception:  # not one of the conversions above
             return None
         return calls[0] if is_conversion else None
 

@@ -1,1 +1,1 @@
-"""Keeps the user's files as they are: writes go to a scratch folder, checkpoints become files with holes."""
+"""Protects the user's files: writes go to a scratch folder, checkpoints become sparse files."""

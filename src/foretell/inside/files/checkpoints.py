@@ -1,6 +1,6 @@
-"""torch.save, torch.load and safetensors' serialize_file, with holes in the files and without reading them whole.
+"""torch.save, torch.load and safetensors' serialize_file, with sparse files that are not read whole.
 
-Imported only once torch or safetensors is.
+Imported only after torch or safetensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from . import real_files as real
 from .sparse_files import SparseFile, save_safetensors
 
 WORTH_MAPPING = 64 << 20
-"""Checkpoints of ours from this size on are mapped when loaded: their holes then take no memory."""
+"""foretell's own checkpoints from this size on are memory-mapped when loaded, so that their holes take no memory."""
 
 
 def save_with_holes(torch: Any, original: Any, writing: Callable[[Any], Any]) -> Any:
@@ -23,7 +23,7 @@ def save_with_holes(torch: Any, original: Any, writing: Callable[[Any], Any]) ->
         if place is f or not kwargs.get("_use_new_zipfile_serialization", True):
             return original(obj, place, *args, **kwargs)
         checks = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(False)  # or torch reads every byte that is not there
+        torch.serialization.set_crc32_options(False)  # or torch reads all bytes of the holes
         try:
             with SparseFile(place) as file:
                 return original(obj, file, *args, **kwargs)
@@ -40,7 +40,7 @@ def load_lazily(original: Any, reading: Callable[[Any], Any]) -> Any:
         if place is not f and real.stat(place).st_size >= WORTH_MAPPING and kwargs.get("mmap") is None:
             try:
                 return original(place, *args, **{**kwargs, "mmap": True})
-            except (RuntimeError, ValueError):  # saved in torch's old format, or loaded in a way that forbids it
+            except (RuntimeError, ValueError):  # torch's old format, or arguments that rule out mapping
                 pass
         return original(place, *args, **kwargs)
 

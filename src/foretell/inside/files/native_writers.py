@@ -1,4 +1,4 @@
-"""Hands the overlay's places for files to writers and readers in C++, Rust and C."""
+"""Passes redirected paths to writers and readers in C++, Rust and C."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Redirects the script's file writes to `<capture folder>/overlay`: nothing of the user's is overwritten.
+"""Redirects the script's file writes to `<capture folder>/overlay`: none of the user's files is overwritten.
 
-Python's own file functions are replaced by ones that go through `OverlayTree`; reads see both the user's files and
-what the script wrote. torch.save and safetensors write with code of their own, and sqlite3 too: they are handed the
-redirected path. Programs the script starts that are not Python, and libraries that open files in C, are not
-redirected.
+Python's own file functions are replaced by ones that go through `OverlayTree`; reads see both the user's files and the
+script's writes. torch.save, safetensors and sqlite3 have their own I/O code: they are given the redirected path. Not
+redirected: programs other than Python that the script starts, and libraries that open files in C.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def install(capture: Capture) -> OverlayTree:
 
 
 class Files:
-    """The replaced functions. Each is its original as long as the path is not the overlay's business."""
+    """The replacement functions. Each calls its original for paths outside the overlay."""
 
     def __init__(self, tree: OverlayTree, protected: Protected) -> None:
         self._tree = tree
@@ -102,10 +101,10 @@ class Files:
                 patches.added("os.supports_* of a replaced function", partial(abilities.discard, function))
         return function
 
-    # Where a path leads
+    # Path lookup
 
     def to_read(self, path: Any, dir_fd: int | None = None, *, follow: bool = True) -> str | None:
-        """The redirected place; None if the path is to be used as it is. Raises where the script sees nothing."""
+        """The redirected path; None to use the path as given. Raises if the script must not see the file."""
         if not self._tree.is_active or isinstance(path, int):
             return None
         logical = self._tree.logical(path, dir_fd, follow=follow)
@@ -113,12 +112,12 @@ class Files:
             return None
         found = self._tree.find(logical)
         if found == logical:
-            # From a working folder that exists only in the overlay, a relative path would miss the user's file.
+            # If the working folder exists only in the overlay, a relative path would miss the user's file.
             is_elsewhere = not os.path.isabs(path) and real.getcwd().startswith(self._tree.root)
             return logical if is_elsewhere else None
         if found is None:
             if not real.exists(logical):
-                return None  # the operating system says so itself
+                return None  # the operating system raises
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found
 
@@ -132,7 +131,7 @@ class Files:
     def to_write(
         self, path: Any, dir_fd: int | None = None, *, keep: bool, exclusive: bool = False, create: bool = True
     ) -> str | None:
-        """The place to write a file to, prepared; None if the path is to be used as it is."""
+        """The path to write the file to, prepared; None to use the path as given."""
         logical = self.to_change(path, dir_fd)
         if logical is None:
             return None
@@ -153,7 +152,7 @@ class Files:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), given)
         return found
 
-    # The functions
+    # Replacements
 
     def open_file(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, int) or kwargs.get("opener") is not None or len(args) > 5:
@@ -279,7 +278,7 @@ class Files:
         real.symlink(os.fsdecode(src), self._tree.for_writing(logical, keep=False, given=dst))
 
     def link(self, src: Any, dst: Any, **kwargs: Any) -> None:
-        """A hard link becomes a copy: one name must not change the user's file under the other."""
+        """Copy instead of hard-linking: a write to one name must not change the user's file under the other."""
         source = self.to_read(src, kwargs.get("src_dir_fd")) or src
         place = self.to_write(dst, kwargs.get("dst_dir_fd"), keep=False, exclusive=True)
         real.copy_file(os.fsdecode(source), place or os.fsdecode(dst))
@@ -307,11 +306,11 @@ class Files:
             return
         found = self._must_exist(logical, path)
         if real.is_folder(found) and found == logical:
-            return  # times and permissions of the user's folders stay as they are
+            return  # do not touch times and permissions of the user's folders
         change(self._tree.for_writing(logical, keep=True, given=path))
 
     def chown(self, path: Any, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> None:
-        """Files in the overlay stay ours."""
+        """Do nothing for files in the overlay: they stay ours."""
         if self.to_change(path, dir_fd) is None:
             real.chown(path, uid, gid, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
@@ -329,7 +328,7 @@ class Files:
             real.chdir(path)
             return
         logical = self._tree.logical(path)
-        # Where the folder is the user's as well, there: relative paths opened in C then still find the user's files.
+        # Enter the user's folder if it exists: relative paths opened in C then still find the user's files.
         is_below = real.is_folder(logical) and not self._tree.hides(logical)
         real.chdir(logical if is_below else self.to_read(path) or path)
 
@@ -349,8 +348,8 @@ class Files:
 
 
 class _Replacement:
-    """Like the built-in function it stands for, and unlike a Python function, it can be a class attribute without
-    becoming a method: pathlib of Python 3.10 and many a script keep `open` and `stat` that way."""
+    """Callable that, like a built-in and unlike a Python function, can be a class attribute without becoming a method:
+    pathlib of Python 3.10 and many scripts store `open` and `stat` that way."""
 
     def __init__(self, original: Any, replacement: Callable[..., Any]) -> None:
         update_wrapper(self, original)
@@ -361,7 +360,7 @@ class _Replacement:
 
 
 class _MergedEntries:
-    """What os.scandir gives: an iterator that is a context manager too."""
+    """Result of os.scandir: an iterator that is also a context manager."""
 
     def __init__(self, tree: OverlayTree, logical: str, given: Any) -> None:
         upper_names, lower_names = tree.names_in(logical)
@@ -388,7 +387,7 @@ class _MergedEntries:
 
 
 class _Entry:
-    """What os.DirEntry is, for a file that lies elsewhere than its path says."""
+    """An os.DirEntry for a file whose content is not at its path."""
 
     def __init__(self, name: str, folder: str, place: str) -> None:
         self.name = name

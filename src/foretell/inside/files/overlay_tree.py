@@ -1,8 +1,8 @@
-"""The overlay on disk: where in it a path of the user's lies, and both together as one view.
+"""The overlay on disk: maps the user's paths into it, and presents both as one view.
 
-`<overlay>/<absolute path>` holds what the script wrote; the user's own files lie below it, untouched. A deleted file
-of the user's leaves a marker (`.deleted-<name>`), and a folder made anew where one was deleted hides what was in it
-(`.fresh-folder`). All of it is on disk, so the Python processes of one run share it.
+`<overlay>/<absolute path>` holds what the script wrote; the user's own files lie below it, untouched. A deleted file of
+the user's leaves a marker (`.deleted-<name>`), and a folder recreated after deletion hides its old content
+(`.fresh-folder`). All state is on disk, so the Python processes of one run share it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class OverlayTree:
 
     @property
     def is_active(self) -> bool:
-        """Whether any process of this run has written anything: as long as not, all paths are what they are."""
+        """Whether any process of this run has written anything; until then no path is redirected."""
         if not self._is_active:
             self._is_active = real.exists(self.root)
         return self._is_active
 
-    # What a path means
+    # Path lookup
 
     def logical(self, path: Any, dir_fd: int | None = None, *, follow: bool = True) -> str:
-        """The absolute path without links, as the script sees the world."""
+        """The absolute path without links, as the script sees it."""
         text = os.fsdecode(path)
         if not text.startswith("/"):
             base = real.readlink(f"/proc/self/fd/{dir_fd}") if dir_fd is not None else real.getcwd()
@@ -52,7 +52,7 @@ class OverlayTree:
         return self.root + logical
 
     def find(self, logical: str) -> str | None:
-        """Where the content is, in the overlay or below; None if the script sees nothing there."""
+        """Where the content is, in the overlay or below it; None if the script sees no file."""
         upper = self.upper(logical)
         if real.exists(upper):
             return upper
@@ -61,7 +61,7 @@ class OverlayTree:
         return None
 
     def hides(self, logical: str) -> bool:
-        """Whether the user's file or folder there is deleted, as far as the script can see."""
+        """Whether the user's file or folder is deleted from the script's view."""
         folder = self.root
         names = logical.strip("/").split("/")
         for name in names:
@@ -120,14 +120,14 @@ class OverlayTree:
                 return real.readlink(place)
             except FileNotFoundError:
                 continue
-            except OSError:  # there, and not a link; or not to be looked at
+            except OSError:  # not a link, or not accessible
                 return None
         return None
 
-    # What the script does to it
+    # Changes by the script
 
     def for_writing(self, logical: str, *, keep: bool, given: Any) -> str:
-        """The place in the overlay to write this file to; with its present content if `keep`."""
+        """The path in the overlay to write this file to; with its present content if `keep`."""
         upper = self.upper(logical)
         below = None if real.exists(upper) else self.find(logical)
         self.make_parent(logical, given)
@@ -156,7 +156,7 @@ class OverlayTree:
             self._mark(f"{self.upper(logical)}/{FRESH}")
 
     def delete(self, logical: str) -> None:
-        """A file, a link or a whole folder: gone as far as the script can see."""
+        """Delete a file, a link or a whole folder from the script's view."""
         upper = self.upper(logical)
         is_below = real.exists(logical) and not self.hides(logical)
         real.remove_tree(upper)
@@ -166,7 +166,7 @@ class OverlayTree:
             self._on_change(logical, "delete")
 
     def bring_up(self, logical: str) -> str:
-        """The place in the overlay of something that exists, with all its content."""
+        """Copy an existing file or folder into the overlay, with all its content; returns its path there."""
         upper = self.upper(logical)
         if self.is_folder(logical):
             real.make_folders(upper)
@@ -183,7 +183,7 @@ class OverlayTree:
         return upper
 
     def move(self, source: str, target: str, given: tuple[Any, Any]) -> None:
-        """Rename; either side may be a place that is not protected."""
+        """Rename; either side may be unprotected."""
         found = self.find(source) if self.is_protected(source) else source
         if found is None or not real.exists(found):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), *_two(given))
@@ -217,7 +217,7 @@ class OverlayTree:
         except OSError as error:
             if error.errno != errno.EXDEV or real.is_folder(source):
                 raise
-            real.copy_file(source, target)  # the overlay is on another disk; where the script renames it would not be
+            real.copy_file(source, target)  # the overlay may be on another disk, unlike the script's own rename
             real.unlink(source)
 
     def _marker(self, logical: str) -> str:
@@ -233,5 +233,5 @@ class OverlayTree:
 
 
 def _two(given: tuple[Any, Any]) -> tuple[Any, None, Any]:
-    """The arguments OSError takes for two paths."""
+    """Arguments of OSError for two paths."""
     return given[0], None, given[1]

@@ -1,8 +1,8 @@
-"""Which pages of a CPU tensor exist, as the kernel says.
+"""Finds the pages of a CPU tensor that exist.
 
-Anonymous memory that was never written has no pages and reads as zeros. So a weight nobody initialised costs nothing,
-and it can be copied or cast by copying only the pages that exist: the result is what a full copy would give.
-`/proc/self/pagemap` says which pages exist, in memory or swapped out.
+Anonymous memory that was never written has no pages and reads as zeros. So an uninitialised weight costs nothing, and
+copying or casting only the pages that exist gives the same result as a full copy. `/proc/self/pagemap` says which pages
+exist, in memory or swapped out.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _pagemap: int | None = None
 _pagemap_pid = 0
-_os_open, _os_pread = os.open, os.pread  # the overlay must not come between
+_os_open, _os_pread = os.open, os.pread  # bypass the overlay
 
 
 def release(address: int, num_bytes: int) -> None:
-    """Make the bytes zero by giving their pages back. Only for private anonymous memory (what malloc returns)."""
+    """Zero the bytes by releasing their pages. Only for private anonymous memory (such as malloc returns)."""
     first, end = _whole_pages(address, num_bytes)
     if end <= first:
         ctypes.memset(address, 0, num_bytes)
@@ -35,13 +35,13 @@ def release(address: int, num_bytes: int) -> None:
 
 
 def existing_ranges(address: int, num_bytes: int) -> list[tuple[int, int]] | None:
-    """(offset, length) of the parts that have pages, in bytes, within the range; None if the kernel does not say."""
+    """(offset, length) in bytes of the parts of the range that have pages; None if the kernel does not tell."""
     first = address // PAGE
     num_pages = (address + num_bytes + PAGE - 1) // PAGE - first
     entries = _pagemap_entries(first, num_pages)
     if entries is None:
         return None
-    # Bit 63 of an entry: present; 62: swapped out. Both are in its last byte, which is zero for a page that never was.
+    # Bit 63 of an entry: present; 62: swapped out. Both are in its last byte, which is zero for a page never touched.
     inside = []
     for match in re.finditer(rb"[^\0]+", entries[7::8]):
         low = max(0, (first + match.start()) * PAGE - address)

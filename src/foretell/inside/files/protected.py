@@ -1,9 +1,10 @@
-"""Which paths are the user's, so that writes to them are redirected.
+"""Decides which paths are the user's, so that writes to them are redirected.
 
-Everything is, except:
+All are, except:
+
 - /dev, /proc, /sys, the capture folder;
-- cache folders (~/.cache, those named by XDG_CACHE_HOME, HF_HOME, TORCH_HOME ..., ~/.triton, __pycache__): they are
-  made to be written again, and what is compiled there is found by programs that are not Python;
+- cache folders (~/.cache, those named by XDG_CACHE_HOME, HF_HOME, TORCH_HOME ..., ~/.triton, __pycache__): they can be
+  rebuilt, and programs other than Python look there for compiled files;
 - directly in the temp folder, what `tempfile` itself made in this process, and TorchInductor's and Triton's own
   folders. The rest of the temp folder is protected like any other place: people keep checkpoints in /tmp too.
 """

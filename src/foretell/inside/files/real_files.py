@@ -47,7 +47,7 @@ def is_folder(path: str) -> bool:
 
 
 def copy_file(source: str, target: str) -> None:
-    """Content and permissions."""
+    """Copy content and permissions."""
     mode = stat(source).st_mode & 0o7777
     reading = open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -67,7 +67,7 @@ def copy_file(source: str, target: str) -> None:
 def make_folders(path: str) -> None:
     if not is_folder(path):
         make_folders(os.path.dirname(path))
-        with suppress(FileExistsError):  # another process of the run was faster
+        with suppress(FileExistsError):  # another process of the run made it first
             mkdir(path)
 
 

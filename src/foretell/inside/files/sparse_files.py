@@ -1,7 +1,7 @@
-"""Checkpoints as files with holes: pages that do not exist in memory are not written to disk either.
+"""Checkpoints as sparse files: pages that do not exist in memory are not written to disk either.
 
-The weights of a 7B model and its optimizer are 80 GB of nothing on a virtual GPU. Copied to the host they have no
-pages, and a file with holes in their place has the right size, is written at once and takes no room on the disk.
+On a virtual GPU, the weights of a 7B model and its optimizer are 80 GB of nothing. Copied to the host they have no
+pages; a file with holes in their place has the right size, is written at once and takes no disk space.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WORTH_LOOKING = 1 << 20
 
 
 class SparseFile:
-    """As much of a binary file as torch.save asks for."""
+    """The part of a binary file's interface that torch.save uses."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = real.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -68,17 +68,17 @@ class SparseFile:
 
 
 def save_safetensors(specifications: dict[str, Any], path: str, metadata: dict[str, str] | None) -> bool:
-    """Write what safetensors.serialize_file is given (names -> TensorSpec); False if it cannot.
+    """Write the arguments of safetensors.serialize_file (names -> TensorSpec); False if that is impossible.
 
     The format: the length of the header in 8 bytes, the header in JSON, the tensors one after the other.
     """
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
-    # As safetensors orders them: the widest types first, so that each is aligned.
+    # safetensors' order: widest types first, so that each is aligned.
     ordered = sorted(specifications.items(), key=lambda item: (-_width(item[1]), item[0]))
     for name, spec in ordered:
         if not isinstance(getattr(spec, "dtype", None), str) or not hasattr(spec, "data_ptr"):
-            return False  # before 0.6 it was given bytes, not addresses
+            return False  # before 0.6, bytes instead of addresses
         offsets = [end, end + spec.data_len]
         header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": offsets}
         end += spec.data_len
@@ -118,7 +118,7 @@ class _Buffer(ctypes.Structure):
 
 
 def _address(data: Any) -> int:
-    """Where the bytes of a buffer are; ctypes alone tells it only of writable ones."""
+    """Address of a buffer's bytes; ctypes alone gives it only for writable buffers."""
     buffer = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(data), ctypes.byref(buffer), 0)
     address = buffer.buf

@@ -24,11 +24,12 @@ def refuse_card_without_kernels(capture: Capture, torch: Any, arch_list: list[st
 
 
 def has_kernels_for(capability: tuple[int, int], arch_list: list[str]) -> bool:
-    """A binary runs on cards of its major version and no lower minor one; PTX (compute_XY) on any newer one."""
+    """A binary runs on cards of its major version with at least its minor version; PTX (compute_XY) on any newer
+    card."""
     for kind, major, minor, suffix in _parsed(arch_list):
         if kind == "compute" and not suffix and (major, minor) <= capability:
             return True
-        # sm_90a and the like hold for exactly that card.
+        # sm_90a and the like run on exactly that card.
         if kind == "sm" and suffix == "a" and (major, minor) == capability:
             return True
         if kind == "sm" and suffix != "a" and major == capability[0] and minor <= capability[1]:

@@ -1,4 +1,4 @@
-"""Refuses a training over several ranks: no rank would ever hear of the others, and wait."""
+"""Refuses training over several ranks: a rank would wait for the others for ever."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def install(capture: Capture, torch: Any) -> None:
 
 
 def _world_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    # (backend, init_method, timeout, world_size, ...) from torch 2.6 to 2.15; -1 means: ask the environment.
+    # (backend, init_method, timeout, world_size, ...) from torch 2.6 to 2.15; -1 means: from the environment.
     given = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
     if isinstance(given, int) and given > 0:
         return given

@@ -1,7 +1,7 @@
-"""Keeps experiment trackers and model hubs offline, and journals what a script wanted to send (`not_sent`).
+"""Keeps experiment trackers and model hubs offline, and journals what a script tried to send (`not_sent`).
 
 The environment variables are set before anything is imported, so the libraries themselves stay offline. Uploads that
-would fail offline become no-ops that are noted. A line is written only when the script really used one.
+would fail offline become no-ops that are noted. A line is written only if the script used one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRACKERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "neptune": ("Neptune", ("init_run",)),
     "mlflow": ("MLflow", ("start_run", "set_tracking_uri", "set_experiment")),
 }
-"""Module -> what people call it, and the functions whose call means that it is used."""
+"""Module -> product name, and the functions whose call shows that it is used."""
 
 UPLOADS = (
     "create_branch",
@@ -47,7 +47,7 @@ UPLOADS = (
     "upload_folder",
     "upload_large_folder",
 )
-"""Methods of huggingface_hub.HfApi, and functions of huggingface_hub, that change something on the Hub."""
+"""Methods of huggingface_hub.HfApi and functions of huggingface_hub that change the Hub."""
 
 
 def install(capture: Capture) -> None:
@@ -113,7 +113,7 @@ def _keep_tracking_local(mlflow: Any, patches: Patches, note: Note) -> None:
 def _disarm_hub(hub: Any, patches: Patches, note: Note) -> None:
     for name in UPLOADS:
         disarmed = _Disarmed(name, note)
-        for owner in (hub.HfApi, hub):  # the module has the bound methods of one shared HfApi, as functions
+        for owner in (hub.HfApi, hub):  # the module's functions are bound methods of a shared HfApi
             if hasattr(owner, name):
                 patches.replace(owner, name, disarmed.as_function())
 
@@ -135,7 +135,7 @@ class _Disarmed:
 
 
 class _Nothing(str):
-    """Stands for the answer of the Hub: a text with the attributes its answers have."""
+    """Stands in for a response of the Hub: a string with the attributes of one."""
 
     @property
     def repo_id(self) -> str:

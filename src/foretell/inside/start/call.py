@@ -1,4 +1,4 @@
-"""Runs in the child: calls a function that `runs/calls.py` has pickled. Started by its path, as a script."""
+"""Runs in the child: calls a function that `runs/calls.py` has pickled. Started as a script, by path."""
 
 import pickle
 import sys
@@ -7,11 +7,11 @@ import sys
 def main() -> None:
     path = sys.argv.pop(1)
     with open(path, "rb") as file:
-        # The caller's own sys.path first: the function's modules must be found before it is unpickled.
+        # The caller's sys.path comes first: unpickling the function must find its modules.
         sys.path[:], keeps_result = pickle.load(file)
         function, args, kwargs = pickle.load(file)
     result = function(*args, **kwargs)
-    if keeps_result:  # beside it: nothing is redirected that is written to the capture folder
+    if keeps_result:  # next to it: writes to the capture folder are not redirected
         with open(path + ".result", "wb") as file:
             pickle.dump(result, file)
 

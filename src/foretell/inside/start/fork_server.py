@@ -1,11 +1,11 @@
-"""A warm process: torch and what else is asked for are imported once, and every run is a fork of it.
+"""A warm process: imports torch and other requested modules once, and forks for every run.
 
-Started by its path (`foretell.runs.warm`); foretell need not be installed there, so: standard library and torch only.
-Each line of its input is a run, answered by two lines: the fork's pid, and how it ended. Whoever asks keeps the time
-and ends what takes too long; when the input ends, so does the fork, and this process. CUDA is never initialised here,
-only in the forks.
+Started by path (`foretell.runs.warm`) where foretell may not be installed, so: standard library and torch only. Each
+input line is a run, answered by two lines: the fork's pid, and how it ended. The client watches the time and ends runs
+that take too long; when the input ends, so do the fork and this process. CUDA is never initialised here, only in the
+forks.
 
-The one difference from a process of its own: the hooks are installed after the import of torch, not before it.
+The one difference from a separate process: the hooks are installed after the import of torch, not before it.
 """
 
 import atexit
@@ -23,14 +23,14 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
-# Packages ask while they are imported whether there is a GPU. So asked, torch does not initialise CUDA to answer.
+# Packages check for a GPU while they are imported. With this variable, torch answers without initialising CUDA.
 ASKS_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 INITIALISES_CUDA = "deepspeed"
-"""Others import it when it is installed, and its import makes a CUDA context, which no fork could use."""
+"""Other packages import it if installed, and its import creates a CUDA context, which no fork could use."""
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PR_SET_PDEATHSIG = 1
 SEES_CARD = "FORETELL_LOG" in os.environ
-"""Else the forks see the machine as it is: no card, no hooks."""
+"""If false, the forks see the real machine: no card, no hooks."""
 
 
 def main() -> None:
@@ -56,13 +56,13 @@ def tell(answers: int, line: dict[str, Any]) -> None:
 
 
 def load_hooks() -> Any:
-    """As the bootstrap does: foretell need not be installed here."""
+    """Load the hooks as the bootstrap does: foretell may not be installed here."""
     package = sys.modules["foretell_child"] = ModuleType("foretell_child")
     package.__path__ = [PACKAGE]
     return importlib.import_module("foretell_child.inside")
 
 
-# --- what the forks share ---------------------------------------------------------------------------------------------
+# --- shared by the forks ----------------------------------------------------------------------------------------------
 
 
 def import_torch() -> None:
@@ -80,13 +80,13 @@ def import_all(modules: list[str]) -> None:
 
     with as_the_forks_will(torch):
         for name in modules:
-            with contextlib.suppress(ImportError):  # the run that needs it fails, and says so
+            with contextlib.suppress(ImportError):  # the run that needs it fails with the error
                 importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def as_the_forks_will(torch: Any) -> Iterator[None]:
-    """Packages ask once, when they are imported, and remember: in the forks there is a card."""
+    """Show a card during imports, as in the forks: packages check once, when imported, and remember the answer."""
     is_available = torch.cuda.is_available
     hides_deepspeed = INITIALISES_CUDA not in sys.modules
     if hides_deepspeed:
@@ -99,7 +99,7 @@ def as_the_forks_will(torch: Any) -> Iterator[None]:
         del sys.modules[INITIALISES_CUDA]
 
 
-# --- a run ------------------------------------------------------------------------------------------------------------
+# --- one run ----------------------------------------------------------------------------------------------------------
 
 
 def run(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
@@ -108,7 +108,7 @@ def run(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
     child = os.fork()
     if child == 0:
         end_with(server)
-        os.setsid()  # everything it starts can be found and ended
+        os.setsid()  # so that everything it starts can be found and killed
         os.close(questions)
         os.close(answers)
         in_fork(job, inside)
@@ -119,14 +119,14 @@ def run(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
 
 
 def end_with(server: int) -> None:
-    """A server that is killed cannot end its fork."""
+    """Kill this fork when the server dies: a killed server cannot end it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
 
 
 def wait(child: int, questions: int) -> None:
-    """Until it has ended. Nothing is asked while it runs: what can be read then is the end of the input."""
+    """Wait until the child ends. No requests arrive while it runs, so readable input means end of input."""
     handle = os.pidfd_open(child)
     try:
         ready = select.select([handle, questions], [], [])[0]
@@ -138,8 +138,8 @@ def wait(child: int, questions: int) -> None:
 
 
 def check_card() -> None:
-    """The card is read once: an import that asked for it before the fork would have fixed it for all runs. The CPU
-    engine has no such card."""
+    """Check that the card is the right one: it is read once, and an import that queried it before the fork would have
+    fixed it for all runs. The CPU engine has no such card."""
     described = dict(item.split("=", 1) for item in os.environ.get("FORETELL_DEVICE", "").split(";") if item)
     library = ctypes.CDLL(None)
     if not described or not hasattr(library, "foretell_card"):
@@ -153,7 +153,7 @@ def check_card() -> None:
 
 
 def in_fork(job: dict[str, Any], inside: Any) -> NoReturn:
-    """Runs the script as a process of its own would: exceptions go through sys.excepthook, and exit handlers run."""
+    """Run the script as in a separate process: exceptions go through sys.excepthook, and exit handlers run."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     redirect(job["stdout"], job["stderr"])
     os.chdir(job["cwd"])
@@ -179,7 +179,7 @@ def in_fork(job: dict[str, Any], inside: Any) -> NoReturn:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not os._exit: the native log is written by a destructor. Not sys.exit: taking Python apart is slow.
+    # Not os._exit: a destructor writes the native log. Not sys.exit: finalizing Python is slow.
     ctypes.PyDLL(None).exit(code)
     raise AssertionError("exit returned")
 
@@ -196,7 +196,7 @@ def redirect(stdout: str, stderr: str) -> None:
 
 
 def run_words(words: list[str]) -> None:
-    """SCRIPT ARGS or -m MODULE ARGS, as Python itself takes them."""
+    """Run SCRIPT ARGS or -m MODULE ARGS, as Python's command line does."""
     if words[0] == "-m":
         sys.argv[:] = words[1:]
         sys.path[0] = os.getcwd()

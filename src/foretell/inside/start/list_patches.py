@@ -1,6 +1,6 @@
-"""Prints what foretell replaces in a process with this Python's torch, one name a line. Started by its path.
+"""Prints what foretell replaces in a process with this Python's torch, one name per line. Started by path.
 
-Arguments: the options of a capture as JSON, then the modules to import beside torch.
+Arguments: the options of a capture as JSON, then modules to import in addition to torch.
 """
 
 import contextlib

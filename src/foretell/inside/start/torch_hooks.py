@@ -1,4 +1,4 @@
-"""Installs the hooks: some when torch has been imported, others when CUDA is being initialised."""
+"""Installs the hooks: some after torch is imported, others when CUDA is initialised."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
         ("alternatives", bool(options.alternatives), lambda: alternatives.install(capture, torch)),
     ]
     for name, is_on, install in hooks:
-        if is_on:  # one hook that does not fit this torch must not take the others with it
+        if is_on:  # a hook that does not fit this torch must not disable the others
             capture.guarded(name, install)
     capture.before_end.append(lambda: wait_for_autograd(torch))
 
 
 def _when_cuda_starts(capture: Capture, torch: Any, phases: Phases, engine: str) -> None:
     def cuda_starts() -> None:
-        # Not before: asking torch for it makes CUDA unusable in children forked later, initialised or not.
+        # Not earlier: querying it makes CUDA unusable in children forked later, initialised or not.
         arch_list = _arch_list(torch)
         capture.journal.write(
             "cuda",
@@ -84,8 +84,8 @@ def _when_cuda_starts(capture: Capture, torch: Any, phases: Phases, engine: str)
         if capture.options.history and capture.options.attribution:
             capture.guarded("attribution", lambda: _attribute(capture, torch, engine))
 
-    # torch.cuda._lazy_init runs what is queued right after the driver is up, before the script's first allocation. This
-    # is what torch.cuda._lazy_call does, less the stack it formats for each call.
+    # torch.cuda._lazy_init runs the queue right after the driver is up, before the script's first allocation. This does
+    # what torch.cuda._lazy_call does, without formatting a stack for each call.
     queued: tuple[Any, list[str]] = (lambda: capture.guarded("CUDA initialization", cuda_starts), [])
     torch.cuda._queued_calls.append(queued)
     calls = torch.cuda._queued_calls

@@ -1,9 +1,9 @@
-"""Lets torch's backward threads finish before Python goes away.
+"""Lets torch's backward threads finish before Python shuts down.
 
-A backward pass runs in a thread per GPU. When it is done, that thread drops the last reference to the pass, which
-since torch 2.15 holds a Python object; if Python is being shut down at that moment, the process aborts ("terminate
-called without an active exception"). On a virtual GPU a script that ends right after its last backward pass is fast
-enough to meet this.
+A backward pass runs in a thread per GPU. When it is done, that thread drops the last reference to the pass, which since
+torch 2.15 holds a Python object; if Python is shutting down at that moment, the process aborts ("terminate called
+without an active exception"). On a virtual GPU, a script that ends right after its last backward pass is fast enough to
+trigger this.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def wait_for_autograd(torch: Any) -> None:
-    """Each thread takes its work in order: once it has done an empty pass, it has let go of the one before."""
+    """Run an empty pass in each thread. Threads work in order, so the previous pass is released by then."""
     if not torch.cuda.is_initialized():
         return
     engine = torch.autograd.Variable._execution_engine
@@ -20,6 +20,6 @@ def wait_for_autograd(torch: Any) -> None:
         for device in range(torch.cuda.device_count()):
             if torch.cuda.max_memory_reserved(device):
                 nothing = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
-                # Not backward() and not grad(): those would give the empty pass a Python object to let go of, too.
+                # Not backward() or grad(): those would give the empty pass a Python object to release, too.
                 gradient = torch.empty_like(nothing)
                 engine.run_backward((nothing.clone(),), (gradient,), False, False, (), accumulate_grad=True)

@@ -41,7 +41,7 @@ class LoaderUse:
     num_batches: int = 0
     must_end: bool = False
     samples: list[tuple[int, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
-    """The last three times it was asked for a batch: evaluation forwards so far, peaks, bytes held."""
+    """At the last three requests for a batch: evaluation forwards so far, peaks, bytes held."""
 
 
 class Loaders:
@@ -51,7 +51,7 @@ class Loaders:
         self._phases = phases
         self._uses: weakref.WeakKeyDictionary[Any, LoaderUse] = weakref.WeakKeyDictionary()
         self.num_started = 0
-        """Passes over a DataLoader begun so far."""
+        """Passes over a DataLoader started so far."""
         self.num_ended_training = 0
 
     def install(self, torch: Any) -> None:
@@ -69,7 +69,7 @@ class Loaders:
         return next_batch
 
     def end_training_loops(self) -> bool:
-        """Let the loops that fed the step just made end at their next batch; False if there is none."""
+        """Make the loops that fed the last step end at their next batch; False if there is none."""
         in_use = [use for use in self._uses.values() if use.last_step == self._capture.num_steps - 1]
         for use in in_use:
             use.must_end = True
@@ -84,7 +84,7 @@ class Loaders:
             self._uses.pop(iterator, None)
             self.num_ended_training += is_training
             if is_at_its_end:
-                return False  # it is at its end anyway: nothing is cut
+                return False  # at its end anyway: nothing is cut short
             self._report(use, is_training)
             return True
         use.last_step = self._capture.num_steps
@@ -93,7 +93,7 @@ class Loaders:
 
     def _use_of(self, iterator: Any) -> LoaderUse:
         use = self._uses.get(iterator)
-        # With persistent workers one iterator serves every epoch; its count starts again.
+        # With persistent workers one iterator serves every epoch; its count restarts.
         if use is None or iterator._num_yielded == 0:
             self.num_started += 1
             use = LoaderUse(
@@ -130,13 +130,13 @@ class Loaders:
 
 
 def _expects_an_end(caller: FrameType) -> bool:
-    """Whether StopIteration is the usual end there, and not an error that nobody catches."""
+    """Whether StopIteration ends the loop there, rather than being an uncaught error."""
     code = caller.f_code
     return code.co_code[caller.f_lasti] == _FOR_ITER or "StopIteration" in code.co_names
 
 
 def _shut_down(iterator: Any) -> None:
-    """What the iterator does itself at its natural end; persistent workers wait for the next epoch there too."""
+    """Do what the iterator does at its natural end; persistent workers keep waiting for the next epoch."""
     if hasattr(iterator, "_shutdown_workers") and not iterator._persistent_workers:
         iterator._shutdown_workers()
 
@@ -144,5 +144,5 @@ def _shut_down(iterator: Any) -> None:
 def _length(iterator: Any) -> int | None:
     try:
         return len(iterator)
-    except Exception:  # an iterable data set has no length, or one that fails when asked
+    except Exception:  # an iterable dataset has no length, or one that raises
         return None

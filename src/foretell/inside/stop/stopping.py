@@ -1,8 +1,8 @@
-"""Ends the run early, and in order, once enough steps have been seen.
+"""Ends the run early, and cleanly, once enough steps have been seen.
 
-`auto`: at least 3 steps, and no peak has grown for the last two. First the trainer at work is asked, then the
-DataLoader loop that feeds the training is ended, so that what follows the training runs too. Where there is neither
-(a loop over a range), where the script trains on in the next epoch, or where the request led nowhere, the optimizer's
+`auto`: at least 3 steps, and no peak has grown for the last two. First the active trainer is asked to stop, then the
+DataLoader loop that feeds the training is ended, so that the code after the training runs too. If there is neither (a
+loop over a range), if the script trains on in the next epoch, or if the request had no effect, the optimizer's
 post-hook raises a SystemExit with code 0: it passes `except Exception`, and `finally` blocks and exit handlers run.
 """
 
@@ -21,11 +21,11 @@ FEWEST_STEPS = 3
 STEPS_TO_SPARE = 1
 """accelerate and prefetchers fetch one batch ahead, so one more step may follow the end of the loader."""
 MOST_REFUSALS = 5
-"""A bare `except:` can catch the end; after this many the process is ended without unwinding."""
+"""A bare `except:` can catch the exception; after this many the process ends without unwinding."""
 
 
 class EnoughSteps(SystemExit):
-    """The capture has seen what it needs."""
+    """Raised when the capture is complete."""
 
     def __init__(self) -> None:
         super().__init__(0)

@@ -1,8 +1,8 @@
-"""Asks a training framework to stop, in the way it understands.
+"""Asks a training framework to stop, in its own way.
 
-Hugging Face Trainer: `control.should_training_stop` at the end of the step, with an evaluation and a checkpoint first
-if the arguments ask for any: the whole run would have come to them. Lightning: `trainer.should_stop`, after which it
-validates and ends.
+Hugging Face Trainer: `control.should_training_stop` at the end of the step, after an evaluation and a checkpoint if the
+arguments ask for any: the full run would have reached them. Lightning: `trainer.should_stop`, after which it validates
+and ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Trainers:
         watch("pytorch_lightning.trainer.trainer", self._watch_lightning)
 
     def end_training(self) -> bool:
-        """Ask the trainer at work to stop; False if there is none."""
+        """Ask the active trainer to stop; False if there is none."""
         if self._is_transformers_training:
             self._must_stop = True
             return True
@@ -72,7 +72,7 @@ class Trainers:
 
     def _stop(self, args: Any, control: Any) -> None:
         control.should_training_stop = True
-        # Strategies are string enums: "no", "steps", "epoch", "best". An epoch's own come at its end anyway.
+        # Strategies are string enums: "no", "steps", "epoch", "best". Those per epoch come at its end anyway.
         control.should_evaluate = control.should_evaluate or _word(args, "eval_strategy") == "steps"
         control.should_save = control.should_save or _word(args, "save_strategy") == "steps"
         self._capture.journal.write(

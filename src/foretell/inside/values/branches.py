@@ -1,7 +1,7 @@
-"""Which truth value keeps the script going: read off the code that is about to branch on it.
+"""Finds the truth value that keeps the script going, from the code about to branch on it.
 
-`assert norm > 0` and `if not valid.all(): raise ...` check what holds in a run that works. Where the value is not
-known, the answer that does not raise is the run to estimate.
+`assert norm > 0` and `if not valid.all(): raise ...` check what holds in a run that works. If the value is unknown, the
+run to estimate is the one that does not raise.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _STOPS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RERAISE"})
 
 
 def answer_that_does_not_raise(frame: FrameType) -> bool | None:
-    """For a frame that asks `bool(tensor)` in a condition; None if both ways go on, or neither does."""
+    """For a frame that evaluates `bool(tensor)` in a condition; None if both branches continue, or neither."""
     return _answer_at(frame.f_code, frame.f_lasti)
 
 
-@functools.lru_cache(maxsize=256)  # a training loop asks at the same places again
+@functools.lru_cache(maxsize=256)  # a training loop returns to the same places
 def _answer_at(code: CodeType, offset: int) -> bool | None:
     following = _instructions_from(code, offset)
     if following and following[0].opname == "TO_BOOL":
@@ -39,7 +39,7 @@ def _instructions_from(code: CodeType, offset: int) -> list[dis.Instruction]:
 
 
 def _raises(instructions: list[dis.Instruction]) -> bool:
-    """Whether this runs into a `raise` before it branches or ends."""
+    """Whether the code reaches a `raise` before it branches or ends."""
     for each in instructions:
         if each.opname == "RAISE_VARARGS":
             return True

@@ -1,6 +1,6 @@
-"""The seam to the virtual GPU's memory: which device bytes are known, and a CPU tensor over the same addresses.
+"""Interface to the virtual GPU's memory: which device bytes are known, and CPU tensors over the same addresses.
 
-Device memory of the virtual GPU is mapped into the process, so a CPU tensor over a device address costs nothing.
+The virtual GPU's device memory is mapped into the process, so a CPU tensor over a device address costs nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DeviceBytes:
         self._empty_strided = torch.empty_strided
         self._watched: dict[int, Any] = {}
         self._starts: set[int] = set()
-        """Where ranges that were ever known begin: a cheap "surely nothing is known there"."""
+        """Start of every range that was ever known: a cheap way to rule out known bytes."""
 
     def is_known(self, tensor: Any) -> bool:
         return not tensor.numel() or bool(self._is_known(*_extent(tensor)))
@@ -47,14 +47,14 @@ class DeviceBytes:
             self._forget(*_extent(tensor))
 
     def forget_whole(self, tensors: Iterable[Any]) -> None:
-        """Forgets tensors that are not views, of which most were never known (the optimizer's lists)."""
-        is_anything_shared = self._num_shared() > 0  # another process may have made it known
+        """Forget tensors that are not views and were mostly never known (the optimizer's lists)."""
+        is_anything_shared = self._num_shared() > 0  # another process may have made bytes known
         for tensor in tensors:
             if is_anything_shared or tensor.data_ptr() in self._starts:
                 self.forget(tensor)
 
     def know(self, tensor: Any) -> None:
-        """What the device holds there is right, until somebody forgets it or the storage dies."""
+        """Mark the device's contents as correct, until they are forgotten or the storage dies."""
         if not tensor.numel():
             return
         start, length = _extent(tensor)
@@ -63,7 +63,7 @@ class DeviceBytes:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._watched:
-            # PyTorch recycles the block without a word; what was known of it would be stale for its next owner.
+            # PyTorch recycles the block silently; known bytes would be stale for its next owner.
             died = functools.partial(self._storage_died, key, (storage.data_ptr(), storage.nbytes()))
             self._watched[key] = weakref.ref(storage, died)
 
@@ -72,7 +72,7 @@ class DeviceBytes:
         self._abandon(*extent)
 
     def publish(self, storage: Any) -> None:
-        """The storage is sent to another process: what is known of it here is known there."""
+        """Share with another process what is known of a storage that is sent to it."""
         self._publish(storage.data_ptr(), storage.nbytes())
 
     def alias(self, tensor: Any) -> Any:
@@ -85,8 +85,8 @@ class DeviceBytes:
 
 
 class Answers(threading.local):
-    """What a read of unknown bytes is answered with, in this thread. They nest: in a backward pass, a module that runs
-    again asks for its own while the step that needs it is at work."""
+    """Answers to reads of unknown bytes, per thread. They nest: in a backward pass, a recomputed module needs its own
+    while the step that needs it is running."""
 
     def __init__(self, device: DeviceBytes) -> None:
         self._answer_reads = device.answer_reads
@@ -102,7 +102,7 @@ class Answers(threading.local):
 
     @contextlib.contextmanager
     def given(self, answer: int) -> Iterator[None]:
-        """Counts and conditions that an operator reads back inside are answered so."""
+        """Use this answer for counts and conditions that an operator reads back in this block."""
         self.push(answer)
         try:
             yield
@@ -110,7 +110,8 @@ class Answers(threading.local):
             self.pop()
 
     def give_in_backward(self, answer: int, out: Any) -> None:
-        """Indexing by a mask counts it again in its backward, in a thread and at a depth the mode does not see."""
+        """Answer in the backward too: indexing by a mask counts it again there, in a thread and at a depth the mode
+        cannot see."""
         node = getattr(out, "grad_fn", None)
         if node is not None:
             node.register_prehook(lambda _: self.push(answer))

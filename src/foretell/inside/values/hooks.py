@@ -1,4 +1,4 @@
-"""Puts the mode of known values on, and keeps it where it belongs: on in backward passes, off in compiled code."""
+"""Enables the mode of known values where it belongs: on in backward passes, off in compiled code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .operators import torch
 
 
 def install(capture: Capture, torch: Any) -> None:
-    """Called when torch has finished importing, if `options.values`."""
+    """Call once torch is imported, if `options.values`."""
     if not torch.version.cuda:
         return
     mode = Values(capture)
@@ -34,8 +34,8 @@ def install(capture: Capture, torch: Any) -> None:
 
 
 def _staying_on_in_backward(mode: Values, original: Any) -> Any:
-    """torch takes a mode off while it runs what the mode was shown, here `loss.backward()`. But a backward pass runs
-    the script's own code: checkpointed modules once more, autograd functions, hooks."""
+    """torch disables a mode while it runs what the mode intercepted, here `loss.backward()`. But a backward pass runs
+    the script's own code: recomputed checkpointed modules, autograd functions, hooks."""
 
     @wraps(original)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def _staying_on_in_backward(mode: Values, original: Any) -> Any:
 
 
 def _publishing_what_is_sent(mode: Values, original: Any) -> Any:
-    """torch.multiprocessing sends a handle of the memory, in which other tensors live as well."""
+    """torch.multiprocessing sends a handle of the memory, which holds other tensors as well."""
 
     @wraps(original)
     def share(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,12 +60,12 @@ def _publishing_what_is_sent(mode: Values, original: Any) -> Any:
 
 
 def _resting_in_compiled_code(mode: Values, original: Any) -> Any:
-    """torch.compile would trace the mode into the graph: what it calls runs without."""
+    """torch.compile would trace the mode into the graph, so compiled code runs without it."""
 
     @wraps(original)
     def call(self: Any, function: Any) -> Any:
         compiled = original(self, function)
-        if not inspect.isfunction(compiled):  # a module or a class: what it calls comes here too
+        if not inspect.isfunction(compiled):  # a module or a class: the functions it calls come here too
             return compiled
 
         @wraps(compiled)

@@ -2,13 +2,13 @@
 
 Kernels compute nothing, so device tensors have no values; but small ones, and integers and booleans, choose the code
 path (masks, lengths, `.item()`, `.nonzero()`). Their operators are repeated on the host, on CPU tensors over the same
-bytes: a result is known when everything that went into it is. A TorchFunctionMode does that; a TorchDispatchMode would
-change the memory it observes.
+bytes: a result is known if all inputs are. A TorchFunctionMode does that; a TorchDispatchMode would change the memory
+it observes.
 
-What is read although it is not known gets a stand-in: 1.0 for floating-point tensors of up to 16 Ki elements, otherwise
-0 and False. Where it decides a size (how many elements a mask selects), `--assume` says how many: none, half, all. A
-learned gate (`topk`) is taken to choose all alike, and unknown scores to be in order, so that what a script counts adds
-up. Each such read is journaled with its line.
+Reads of unknown values return a stand-in: 1.0 for floating-point tensors of up to 16 Ki elements, otherwise 0 and
+False. If the value decides a size (how many elements a mask selects), `--assume` sets it: none, half, all. A learned
+gate (`topk`) is assumed to choose evenly, and unknown scores to be in order, so that a script's counts add up. Each
+such read is journaled with its line.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         self._sparse = SparseOperators(self._bytes, self._answers, self.unknown, self._is_known)
         self._random_state: Any = None
         self._suppresses_boxes: frozenset[Any] = frozenset()
-        """torchvision's nms(boxes, scores, ...), once torchvision is there."""
+        """torchvision's nms(boxes, scores, ...), once torchvision is imported."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if type(func) is MethodWrapperType:  # an attribute, such as .grad or .data: no bytes change
@@ -54,10 +54,10 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             return self._special(func, args, kwargs)
         out = func(*args, **kwargs)
         kind = type(out)
-        if type(func).__module__ == "torch._ops":  # an operator of a package, whose kernels nobody else watches
+        if type(func).__module__ == "torch._ops":  # an operator of a package, whose kernels are not watched elsewhere
             self._forget(tensors_in(operators.written_arguments(func, args, kwargs)))
         if kind is Tensor:
-            if out.is_cuda and is_small(out):  # of large ones nothing is ever known
+            if out.is_cuda and is_small(out):  # large ones are never known
                 self._settle(func, args, kwargs, (out,))
         elif func in operators.FOREACH or (out is None and args and type(args[0]) in (tuple, list)):  # or fused
             self._bytes.forget_whole(each for each in tensors_in(args if out is None else out) if each.is_cuda)
@@ -66,7 +66,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         return out
 
     def forget_written(self, tensors: Iterable[Any]) -> None:
-        """Something that is not an operator of PyTorch has written them."""
+        """Forget tensors written by something other than a PyTorch operator."""
         with no_subclasses():
             self._forget(tensors)
 
@@ -75,7 +75,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         self._suppresses_boxes = frozenset({nms, nms.default})
 
     def leave(self) -> None:
-        """Ends the mode for good, wherever it is on the stack."""
+        """End the mode for good, wherever it is on the stack."""
         for mode in [mode for mode in _take_modes() if mode is not self]:
             _push_mode(mode)
 
@@ -84,7 +84,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
-        """Takes this mode, and only this one, off the stack of modes."""
+        """Take this mode, and only this one, off the stack."""
         others = [mode for mode in _take_modes() if mode is not self]
         for mode in others:
             _push_mode(mode)
@@ -98,7 +98,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     # ---- after an operator: is its result known? -------------------------------------------------------------------
 
     def _settle(self, func: Any, args: Any, kwargs: Any, outs: Iterable[Any]) -> None:
-        """Repeats the operator on the host if its results on the device are small and all that it read is known."""
+        """Repeat the operator on the host if its device results are small and everything it read is known."""
         results = [out for out in outs if is_on_device(out)]
         if not any(map(is_small, results)) or _is_tracing():
             return
@@ -119,7 +119,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if func in operators.UNINITIALISED or not all(map(is_small, outs)):
             return False
         if any(each.requires_grad for each in inputs) and outs[0].dtype not in INTEGERS:
-            return False  # a weight: the optimizer changes it where nobody sees
+            return False  # a weight: the optimizer changes it unseen
         is_in_place = any(out is each for out in outs for each in inputs)
         if not is_in_place and all(self._bytes.is_known(out) for out in outs):
             for out in outs:  # a view of something known, or a copy that was just made
@@ -139,9 +139,9 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         return True
 
     def _assume_indices(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
-        """Which ones a learned gate chooses and in which order scores are is not known, but that they are indices is: a
-        script that counts them, expert by expert, must come to the right sum. All are chosen alike, or with `--assume
-        high` always the first; what is sorted stays in order."""
+        """Assume valid indices. A learned gate's choice and the order of scores are unknown, but a script that counts
+        them, expert by expert, must get the right sum. All are chosen equally often, or with `--assume high` always the
+        first; sorted scores stay in order."""
         scores, indices = args[0], outs[-1]
         position = 2 if func in operators.CHOOSES else 1
         dim = kwargs.get("dim", args[position] if len(args) > position else -1)
@@ -160,7 +160,8 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         return True
 
     def _assume_good_numbers(self, func: Any, outs: list[Any]) -> bool:
-        """A script that asks whether a loss is finite trains on when it is: that is the run to estimate."""
+        """Assume finite numbers: a script that checks its loss trains on if it is finite, and that is the run to
+        estimate."""
         if func not in operators.ASKS_FOR_GOOD_NUMBERS and func not in operators.ASKS_FOR_BAD_NUMBERS:
             return False
         for out in outs:
@@ -173,7 +174,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         host_kwargs = {name: self._to_host(value) for name, value in kwargs.items()}
         if func not in operators.RANDOM:
             return func(*host_args, **host_kwargs)
-        # The GPU has a random generator of its own: the host's must not move.
+        # The GPU has its own random generator: the host's must not advance.
         host_state = torch.get_rng_state()
         if self._random_state is not None:
             torch.set_rng_state(self._random_state)
@@ -197,10 +198,10 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def _forget(self, tensors: Iterable[Any]) -> None:
         for each in tensors:
             if is_on_device(each):
-                with contextlib.suppress(Exception):  # no plain storage (sparse, functorch): nothing is known of it
+                with contextlib.suppress(Exception):  # no plain storage (sparse, functorch): it is never known
                     self._bytes.forget(each)
 
-    # ---- operators that need something else as well ----------------------------------------------------------------
+    # ---- operators with special handling -----------------------------------------------------------------------------
 
     def _special(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in operators.READS:
@@ -215,15 +216,15 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         else:
             out = func(*args, **kwargs)
         if func in operators.BATCH_NORM:
-            self._forget(args[3:5])  # the running statistics, which the kernel updates
-        elif func not in operators.CHECKS_GRADIENTS:  # found_inf stays as it was: training that works is estimated
+            self._forget(args[3:5])  # the kernel updates the running statistics
+        elif func not in operators.CHECKS_GRADIENTS:  # found_inf keeps its value: the run to estimate is one that works
             if func is operators.SET_ITEM:
                 out = args[0]
             self._settle(func, args, kwargs, out if isinstance(out, tuple | list) else (out,))
         return None if func is operators.SET_ITEM else out
 
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The virtual GPU cannot see types: while an integer tensor is copied, copies of any size are real."""
+        """The virtual GPU cannot see types, so while an integer tensor is copied, copies of any size are real."""
         source: Any = args[1] if func is Tensor.copy_ and len(args) > 1 else args[0] if args else None
         is_tensor = isinstance(source, Tensor)
         is_real = not is_tensor or (source.dtype in INTEGERS and source.numel() <= MAX_INTEGERS)
@@ -244,7 +245,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _with_size(self, func: Any, args: Any, kwargs: Any) -> Any:
         is_nms = func in self._suppresses_boxes
-        # Of nms the last tensor decides: as many scores as boxes.
+        # For nms the last tensor decides: as many scores as boxes.
         decides = list(tensors_in(args))[::-1] if is_nms else what_decides_the_size(func, args)
         if not any(each.is_cuda for each in decides):
             return func(*args, **kwargs)
@@ -255,7 +256,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             count = self.unknown.assume_size(func, decides[0], decides[0].numel())
         with self._answers.given(count):
             out = func(*args, **kwargs)
-        if is_nms:  # some versions count on the host, from what they copied back
+        if is_nms:  # some versions count on the host, from a copy
             out = out[:count]
         self._answers.give_in_backward(count, args[0] if func is operators.SET_ITEM else out)
         return out
@@ -269,7 +270,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
                 if func in operators.MAXIMUM_IS_SIZE:
                     return int(result.shape[-1]) - 1
                 return int(result.shape[kwargs.get("dim") or 0])
-        except Exception:  # what cannot be repeated on the host is not known
+        except Exception:  # cannot be repeated on the host: unknown
             return None
 
     # ---- reads -----------------------------------------------------------------------------------------------------
@@ -304,17 +305,17 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
 
 def _is_tracing() -> bool:
-    """torch.compile looks at a function with tensors that have no memory."""
+    """Whether torch.compile is tracing, with tensors without memory."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _take_modes() -> list[Any]:
-    """Empties the stack of modes; the outermost comes first."""
+    """Empty the stack of modes; returns them outermost first."""
     return [_pop_mode() for _ in range(_num_modes())][::-1]
 
 
 def what_decides_the_size(func: Any, args: Any) -> list[Any]:
-    """The tensors whose values set the result's size, the counted one first; empty if the shapes alone decide."""
+    """Tensors whose values set the result's size, the counted one first; empty if shapes alone decide."""
     if func is Tensor.__getitem__ or func is operators.SET_ITEM:
         indices = args[1] if type(args[1]) is tuple else (args[1],)
         return [each for each in indices if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]

@@ -1,4 +1,4 @@
-"""Which of torch's functions need care because the virtual GPU computes nothing. Imported once torch is there."""
+"""torch's functions that need care because the virtual GPU computes nothing. Imported after torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ torch: Any = sys.modules["torch"]
 
 
 def _named(*names: str) -> frozenset[Any]:
-    """The functions of these names in torch and on Tensor; a name this version does not have is left out."""
+    """Functions of these names in torch and on Tensor; names missing in this version are skipped."""
     return frozenset(getattr(owner, name) for owner in (torch, torch.Tensor) for name in names if hasattr(owner, name))
 
 
@@ -18,7 +18,7 @@ RANDOM = _named(
     "normal", "poisson", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_",
     "log_normal_",
 )  # fmt: skip
-"""Their results on the host must not move the host's random generator."""
+"""Repeating them on the host must not advance the host's random generator."""
 
 UNINITIALISED = _named("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -26,13 +26,13 @@ LIKE = _named(
     "ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full",
     "rand_like", "randn_like", "randint_like",
 )  # fmt: skip
-"""Of their first argument only the shape and the type count."""
+"""Only the shape and type of their first argument matter."""
 
 OVERWRITE = _named("fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_")
-"""In place, and what was there before does not matter."""
+"""In place, regardless of the previous contents."""
 
 READS = _named("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy", "__array__", "__contains__")
-"""A value leaves the GPU for the script to look at."""
+"""They hand a value from the GPU to the script."""
 
 SET_ITEM = torch.Tensor.__setitem__
 SELECT_BY_MASK = _named("masked_select") | {torch.Tensor.__getitem__, SET_ITEM}
@@ -51,10 +51,10 @@ CHECKS_GRADIENTS = _named("_amp_foreach_non_finite_check_and_unscale_")
 
 CHOOSES = _named("topk")
 MAX_CHOICES = 1 << 10
-"""Of so many, at most, that a network routes to some of them: experts, not words."""
+"""A network routes to some of at most this many choices: experts, not words."""
 ORDERS = _named("sort", "argsort")
 FOREACH = _named(*(name for name in dir(torch) if name.startswith("_foreach_")))
-"""Of optimizers, over lists of weights, gradients and their moments, which are not known anyway."""
+"""For optimizers' lists of weights, gradients and moments, which are unknown anyway."""
 
 MAKES_SPARSE = _named(
     "sparse_coo_tensor", "sparse_csr_tensor", "sparse_compressed_tensor", "to_sparse", "to_sparse_csr", "to_sparse_csc",
@@ -68,8 +68,9 @@ INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.in
 
 
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a package's own operator (torch.ops.package.name) says it writes; [] for torch's functions."""
-    overload = getattr(func, "default", func)  # of a packet, the overload that packages define
+    """Arguments that a package's own operator (torch.ops.package.name) declares as written; [] for torch's
+    functions."""
+    overload = getattr(func, "default", func)  # for a packet, the overload that packages define
     schema = getattr(overload, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []

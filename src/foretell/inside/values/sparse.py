@@ -1,8 +1,8 @@
-"""Where the entries of sparse tensors on the device are.
+"""Tracks the indices of sparse tensors on the device.
 
 The indices of a sparse tensor decide how many entries a sum, a product or a coalesced tensor has, and the operator
-reads that count back from the GPU. Indices are integers, so they are known as other integers are: the operator is
-repeated on the host with ones for the values, beforehand for the count, and its indices become those of the result.
+reads that count back from the GPU. Indices are integers, so they are known like other integers: beforehand the operator
+is repeated on the host, with ones for the values, to get the count, and its indices become those of the result.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SUMS = frozenset({"add", "__add__", "__radd__", "sub", "__sub__"})
 INTERSECTIONS = frozenset({"mul", "__mul__", "__rmul__"})
 KEEPS_INDICES = frozenset({"sparse_sampled_addmm", "clone"})
 ONE_OPERAND = KEEPS_INDICES | {"index_select"}
-"""Whatever else they are given is dense."""
+"""All their other arguments are dense."""
 STRUCTURAL = CONVERSIONS | PRODUCTS | SUMS | INTERSECTIONS | ONE_OPERAND | {
     "coalesce", "_sparse_sum", "sum", "t", "transpose", "to", "cuda",
 }  # fmt: skip
-"""Names of functions that make a sparse tensor from others with indices of its own."""
+"""Names of functions that make a sparse tensor with new indices from others."""
 _PLAIN_INDICES = {"sparse_csr": ("crow_indices", "col_indices"), "sparse_csc": ("ccol_indices", "row_indices")}
 _PLAIN_INDICES |= {"sparse_bsr": _PLAIN_INDICES["sparse_csr"], "sparse_bsc": _PLAIN_INDICES["sparse_csc"]}
 
@@ -48,7 +48,7 @@ def num_entries(tensor: Any) -> int:
 
 
 def most_entries(name: str, sparse: list[Any], dense: list[Any]) -> int:
-    """The most that the result can have."""
+    """Upper bound for the entries of the result."""
     if name in PRODUCTS and len(sparse) == 2:
         (rows, _), (_, columns) = sparse[0].shape, sparse[1].shape
         return int(min(rows * columns, num_entries(sparse[0]) * min(columns, num_entries(sparse[1]))))
@@ -63,7 +63,7 @@ class Patterns:
         self._is_known = is_known
 
     def result(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """What the operator makes of tensors with the same indices on the host; None if one of those is not known."""
+        """The operator's result for host tensors with the same indices; None if any indices are unknown."""
         try:
             if name in KEEPS_INDICES:
                 return self.pattern(args[0].detach())
@@ -71,16 +71,16 @@ class Patterns:
                 return _concatenated(*map(self.pattern, args))
             host_kwargs = {key: self._on_host(value, name) for key, value in kwargs.items()}
             return func(*(self._on_host(value, name) for value in args), **host_kwargs)
-        except Exception:  # not known, or not to be repeated on the host
+        except Exception:  # unknown, or not repeatable on the host
             return None
 
     def most_in_backward(self, factors: list[Any], product: Any) -> int:
-        """Entries of the larger one of the two products that the backward pass of a product makes."""
+        """Entries of the larger of the two products in the backward pass of a product."""
         left, right = (self.pattern(each.detach()) for each in factors)
         return max(num_entries(product @ right.t()), num_entries(left.t() @ product))
 
     def know(self, out: Any, host: Any) -> None:
-        """The result on the device has these indices."""
+        """Record the indices of a result on the device."""
         if not (is_sparse(host) and is_sparse(out) and out.is_cuda and host.layout is out.layout):
             return
         for to, source in zip(index_tensors(out), index_tensors(host), strict=True):
@@ -102,7 +102,7 @@ class Patterns:
         return self.pattern(value.detach())
 
     def pattern(self, tensor: Any) -> Any:
-        """The same indices, and ones: dense dimensions of the entries are left out."""
+        """A host tensor with the same indices, and ones as values; dense dimensions of the entries are dropped."""
         indices = index_tensors(tensor)
         if not all(not each.is_cuda or self._is_known(each) for each in indices):
             raise LookupError("indices")
@@ -116,6 +116,6 @@ class Patterns:
 
 
 def _concatenated(left: Any, right: Any) -> Any:
-    """CUDA adds two of them by putting the entries of one behind those of the other."""
+    """CUDA adds two sparse tensors by concatenating their entries."""
     indices = torch.cat([left._indices(), right._indices()], 1)
     return torch.sparse_coo_tensor(indices, torch.ones(indices.shape[1]), left.shape)

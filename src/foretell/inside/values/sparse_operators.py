@@ -1,4 +1,4 @@
-"""Operators that make a sparse tensor: how many entries it has is told them while they run."""
+"""Operators that make a sparse tensor: the number of entries is supplied while they run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SparseOperators:
         self._are_in_use = False
 
     def may_concern(self, func: Any) -> bool:
-        """A script that has made no sparse tensor pays for one look into a set."""
+        """Costs a script without sparse tensors one set lookup."""
         return self._are_in_use or func in operators.MAKES_SPARSE
 
     def is_one(self, func: Any, args: Any) -> bool:
@@ -54,7 +54,7 @@ class SparseOperators:
         return is_one
 
     def with_size(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """torch reads the largest indices back where no size is given."""
+        """Add the size: without it torch reads the largest indices back."""
         if getattr(func, "__name__", "") != "sparse_coo_tensor" or len(args) != 2 or kwargs.get("size") is not None:
             return kwargs
         indices, values = args
@@ -91,12 +91,12 @@ class SparseOperators:
         return out
 
     def _multiply_in_backward(self, factors: list[Any], product: Any, out: Any) -> None:
-        """Two products, each with a transposed factor, which is coalesced once more."""
+        """Two products, each with a transposed factor, which is coalesced again."""
         least = min(map(num_entries, factors))
         try:
             with no_subclasses(), torch.no_grad():
                 most = self._patterns.most_in_backward(factors, product)
-        except Exception:  # the indices are not known: the virtual GPU takes the most it can be, and says so
+        except Exception:  # unknown indices: the virtual GPU assumes the maximum, and says so
             most = None
         self._unknown.caveat_once(
             "the backward pass of a sparse matrix product computes two more; both are assumed as large as the larger"

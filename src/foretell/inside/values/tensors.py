@@ -1,4 +1,4 @@
-"""Which tensors are small enough to be repeated on the host, and where they are among arguments."""
+"""Selects tensors small enough to be repeated on the host, and finds tensors among arguments."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from .operators import INTEGERS, torch
 
 MAX_INTEGERS = 1 << 22
-"""Elements of an integer or boolean result that is repeated on the host."""
+"""Most elements of an integer or boolean result that is repeated on the host."""
 MAX_FLOATS = 1 << 16
-"""The same for floating-point ones: masks, positions, boxes."""
+"""The same for floating-point results: masks, positions, boxes."""
 
 Tensor: Any = torch.Tensor
 no_subclasses: Any = torch._C.DisableTorchFunctionSubclass
-"""Our own calls of torch inside the mode go straight to the operator."""
+"""Makes our own calls of torch inside the mode go straight to the operator."""
 
 
 def is_on_device(value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Which tensors a Triton kernel writes, read off the intermediate code that Triton compiled it from.
+"""Finds the tensors a Triton kernel writes, from its intermediate code.
 
-A Triton kernel takes addresses and PyTorch is not asked, so nobody sees that a tensor has changed.
+A Triton kernel takes addresses and bypasses PyTorch, so its writes are not seen otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOVES_POINTERS = frozenset(
 
 
 def watch(jit: Any, patches: Patches, forget: Callable[[list[Any]], None]) -> None:
-    """After each launch, `forget` gets the tensors that the kernel may have written."""
+    """Call `forget` after each launch with the tensors the kernel may have written."""
 
     def watching(original: Any) -> Any:
         @wraps(original)
@@ -59,7 +59,7 @@ class Written:
 
 
 def written_pointers(code: str) -> Written | None:
-    """The kernel's pointer arguments, numbered from 0, that reach a store; None if the code is not understood."""
+    """Numbers, from 0, of the kernel's pointer arguments that reach a store; None if the code is not understood."""
     function = _FUNCTION.search(code)
     if function is None or "tt.call" in code:
         return None
@@ -88,6 +88,6 @@ def _follow(line: str, roots: dict[str, set[int]]) -> None:
     if result is None:
         return
     reached = [roots[name] for name in re.findall(r"%\w+", result[3]) if name in roots]
-    roots.pop(result[1], None)  # loops beside each other use the same names
+    roots.pop(result[1], None)  # adjacent loops use the same names
     if reached and result[2] in _MOVES_POINTERS:
         roots[result[1]] = set().union(*reached)

@@ -1,4 +1,4 @@
-"""The values a script gets in place of unknown ones, and the journal of where it read them."""
+"""Stand-ins for unknown values that a script reads, and a journal of where it reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .branches import answer_that_does_not_raise
 from .operators import INTEGERS, torch
 
 MAX_STAND_IN = 1 << 14
-"""Elements; a larger tensor reads as zeros."""
+"""Elements; larger tensors read as zeros."""
 
 
 class UnknownReads:
@@ -53,10 +53,10 @@ def stand_in(tensor: Any) -> int:
     frame = sys._getframe(2)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(OWN_FOLDERS) or frame.f_code.co_name == "__torch_function__"
-    ):  # what asks stands behind us, and behind modes of the script's own
+    ):  # skip our own frames and the script's modes
         frame = frame.f_back
     answer = answer_that_does_not_raise(frame)
     if answer is None:
-        # torch.distributions asks in a function of its own whether its arguments are valid, and raises elsewhere.
+        # torch.distributions validates its arguments in a separate function, and raises elsewhere.
         answer = f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename
     return int(answer)

@@ -1,1 +1,1 @@
-"""Watches the training: steps, phases, the memory history, who owns what, how it ends."""
+"""Watches the training: steps, phases, memory history, owners of memory, end of the process."""

@@ -1,8 +1,8 @@
 """Journals the settings of PyTorch's allocator: when CUDA starts, and whenever the script changes them.
 
-A script may set PYTORCH_CUDA_ALLOC_CONF in os.environ after it has imported torch, so no other process can know. torch
-reads the variable once, when CUDA is initialised (seen with 2.6 and 2.15); a later call of
-`torch.cuda.memory._set_allocator_settings` replaces all of it, and says in a memory snapshot what holds now.
+A script may set PYTORCH_CUDA_ALLOC_CONF in os.environ after importing torch, so no other process can know. torch reads
+the variable once, when CUDA is initialised (seen with 2.6 and 2.15); a later call of
+`torch.cuda.memory._set_allocator_settings` replaces all of it, and a memory snapshot shows the current settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SETTERS = ("_cuda_cudaCachingAllocator_set_allocator_settings", "_accelerator_se
 
 
 def install(capture: Capture, torch: Any) -> None:
-    """Called when CUDA is being initialised."""
+    """Call while CUDA is being initialised."""
     backend = torch.cuda.get_allocator_backend()
 
     def write() -> None:

@@ -1,12 +1,12 @@
 """Writes PyTorch's own memory history to disk, in windows `history-<pid>-<n>.marshal`.
 
-Recording starts in the first moment of CUDA's initialisation and is emptied to disk at step boundaries, so that neither
-the buffer nor its reading grows without limit. Frees are recorded without a stack: the reader pairs them with their
-allocation. PyTorch's `time_us` is the wall clock in microseconds, the same as `time.time_ns() // 1000` (checked on
-torch 2.6.0 and 2.15.0), so events and phases can be put side by side.
+Recording starts at the very beginning of CUDA's initialisation and is flushed to disk at step boundaries, so that
+neither the buffer nor the time to read it grows without limit. Frees are recorded without a stack: the reader pairs
+them with their allocation. PyTorch's `time_us` is the wall clock in microseconds, the same as `time.time_ns() // 1000`
+(checked on torch 2.6.0 and 2.15.0), so events and phases can be aligned.
 
-Emptying is off and on again: turning recording off clears the buffer on every version (`clear_history` exists only on
-newer ones). What is allocated in between by another thread would be missed.
+A flush turns recording off and on: turning it off clears the buffer on every version (`clear_history` exists only on
+newer ones). Allocations by another thread in between would be missed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...protocol.marks import NOTHING
 from ..capture import Capture
 
 MAX_ENTRIES = 4_000_000
-"""After that many recording stops: a long run repeats itself."""
+"""Recording stops after this many: a long run repeats itself."""
 ENTRIES_PER_WINDOW = 20_000
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _UNSIGNED = (1 << 64) - 1
@@ -39,7 +39,7 @@ class History:
         self._pid = 0
 
     def install(self, torch: Any) -> None:
-        """Called when CUDA is being initialised."""
+        """Call while CUDA is being initialised."""
         self._torch = torch
         self._pid = os.getpid()
         self._yield_to_the_script()
@@ -65,7 +65,7 @@ class History:
             self._record("all")
 
     def _flush_when_large(self) -> None:
-        # Two entries and more per allocation; asking the allocator's counters is cheap, taking a snapshot is not.
+        # At least two entries per allocation; reading the allocator's counters is cheap, taking a snapshot is not.
         since = self._num_allocations() - (self._allocations_at_flush or 0)
         if self._is_recording and 2 * since > ENTRIES_PER_WINDOW:
             self.flush()
@@ -83,7 +83,7 @@ class History:
             self._is_ours = False
 
     def _yield_to_the_script(self) -> None:
-        """A script that records the history itself gets it for itself alone: there is one recorder in a process."""
+        """Stop recording if the script records the history itself: there is one recorder per process."""
 
         def yielding(original: Any) -> Any:
             def record_memory_history(*args: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ def snapshot(torch: Any) -> Any:
 
 
 def window(device: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Entries of one device as columns, with stacks, frames and origins in tables of their own."""
+    """Entries of one device as columns, with tables of stacks, frames and origins."""
     frames: dict[tuple[str, int, str], int] = {}
     frame_by_identity: dict[int, int] = {}
     stacks: dict[tuple[int, ...], int] = {}
@@ -164,7 +164,7 @@ def window(device: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _address(entry: dict[str, Any]) -> int:
-    """Running out of memory has none; PyTorch says in its place what was free on the card."""
+    """Address of an entry. An out-of-memory entry has the free bytes of the card instead."""
     return int(entry.get("addr", entry.get("device_free", 0)))
 
 

@@ -1,8 +1,8 @@
 """Finds variables that hold more GPU memory after each step (`keeper` lines): a list of losses, a sum of them.
 
-Looked at after each of the first steps: the variables of the functions that called the optimizer, and of their module.
-A container is one when it holds more tensors each time; a tensor, when autograd's graph of it goes back to the one
-that had its name a step before.
+After each of the first steps it looks at the variables of the functions that called the optimizer, and of their module.
+It reports a container that holds more tensors each time, and a tensor whose autograd graph reaches back to the one that
+had its name a step before.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..where import OWN_FOLDERS, is_in_library
 from .modules import tensors_of
 
 _STEPS = 8
-"""A leak shows in so many; a long run is not slowed down by it."""
+"""Enough steps to show a leak, without slowing down a long run."""
 _IN_A_ROW = 3
 _LARGEST = 10_000
 _MARK = "foretell_keeper"
 _OF_A_FUNCTION = 1
-"""inspect.CO_OPTIMIZED; the variables of a class body or an exec are in that very dict."""
+"""inspect.CO_OPTIMIZED. Without it, as in a class body or an exec, the dict itself holds the variables."""
 
 
 class Keepers:
@@ -34,12 +34,12 @@ class Keepers:
         self._told: set[tuple[str, str]] = set()
 
     def install(self, torch: Any) -> None:
-        """Called when CUDA is being initialised."""
+        """Call while CUDA is being initialised."""
         self._tensor = torch.Tensor
         self._capture.after_step.append(self._look)
 
     def _look(self) -> None:
-        if self._capture.num_steps > _STEPS or sys.gettrace() is not None:  # a debugger writes what it sees back
+        if self._capture.num_steps > _STEPS or sys.gettrace() is not None:  # a debugger writes the variables back
             return
         seen: set[int] = set()
         frame: FrameType | None = sys._getframe(1)
@@ -56,7 +56,8 @@ class Keepers:
     def _look_at_locals(self, file: str, frame: FrameType) -> None:
         variables = frame.f_locals
         self._look_at(file, variables)
-        # Before Python 3.13 it is a copy that the frame keeps: tensors the function lets go of would live on in it.
+        # Before Python 3.13 this is a copy kept by the frame, which would keep tensors alive that the function
+        # releases.
         if isinstance(variables, dict) and frame.f_code.co_flags & _OF_A_FUNCTION:
             variables.clear()
 
@@ -81,13 +82,13 @@ class Keepers:
                 self._tell(file, name, what)
 
     def _num_tensors(self, values: Any) -> int:
-        """Of the card; those in lists, tuples and dicts inside count too."""
+        """Number of tensors on the card, also in nested lists, tuples and dicts."""
         if len(values) > _LARGEST:
             return 0
         return sum(tensor.is_cuda for value in values for tensor in tensors_of(value, self._tensor))
 
     def _length_of_sum(self, name: str, node: Any) -> int:
-        """How many steps the sum with this name goes back."""
+        """How many steps back the sum with this name reaches."""
         marks = [before.metadata.get(_MARK, {}) for before, _ in node.next_functions if before is not None]
         length: int = 1 + max((mark.get(name, 0) for mark in marks), default=0)
         node.metadata.setdefault(_MARK, {})[name] = length

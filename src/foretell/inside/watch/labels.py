@@ -1,7 +1,7 @@
-"""Labels what models and optimizers hold: which address is which parameter, buffer, gradient or optimizer state.
+"""Labels memory of models and optimizers: which address is which parameter, buffer, gradient or optimizer state.
 
 Gradients are labelled before an optimizer step, its state after it, parameters and buffers when a model is first
-called; all that is known once more when memory runs out and at the end.
+called; everything known is labelled again on running out of memory and at the end.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Labels:
         self._owners = owners
         self._models: list[tuple[str, weakref.ref[Any]]] = []
         self._names: dict[int, str] = {}
-        """Of parameters, by id; they live as long as their model."""
+        """Names of parameters, by id; they live as long as their model."""
 
     def install(self, torch: Any) -> None:
-        """Called when CUDA is being initialised."""
+        """Call while CUDA is being initialised."""
         self._torch = torch
         optimizer_module = sys.modules["torch.optim.optimizer"]
         for handle in (
@@ -35,7 +35,7 @@ class Labels:
         self._capture.before_end.insert(0, self._all_models)
 
     def model(self, name: str, module: Any) -> None:
-        """A root module is called for the first time."""
+        """Label a root module at its first call."""
         self._models.append((name, weakref.ref(module)))
         self._of_model(name, module)
 

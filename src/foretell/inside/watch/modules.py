@@ -1,12 +1,12 @@
 """Marks calls of modules in the memory history, by a frame named after the module's path.
 
-PyTorch notes the Python frames of each allocation. `nn.Module.__call__` becomes a descriptor that gives each module a
-function of its own to be called through, whose code has the path for a name: `<nn.Module>`, `Net.layers.3.linear`. It
-keeps the arguments as long as the function it calls does, so nothing lives longer for it.
+PyTorch records the Python frames of each allocation. `nn.Module.__call__` becomes a descriptor that calls each module
+through a function of its own, whose code is named after the path: `<nn.Module>`, `Net.layers.3.linear`. It holds the
+arguments exactly as long as the function it calls, so nothing lives longer.
 
-In a backward pass no such frame is on the stack. So each node of autograd's graph is looked up when the module that
-made it returns, and gets a pre-hook that marks where in the history it runs (owners.py). The hook keeps no tensor;
-full backward hooks, which do change bytes, are not used.
+A backward pass has no such frame on the stack. So when a module returns, the autograd nodes it made are looked up, and
+each gets a pre-hook that marks where in the history it runs (owners.py). The hook keeps no tensor; full backward hooks,
+which do change bytes, are not used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VIEWS = {
 
 
 class Inside(threading.local):
-    """The modules whose forward this thread is in, outermost first."""
+    """Modules whose forward this thread is running, outermost first."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -42,7 +42,7 @@ class Inside(threading.local):
 class Modules:
     def __init__(self, capture: Capture, owners: Owners, labels: Labels, *, marks_nodes: bool) -> None:
         self._marks_nodes = marks_nodes
-        """The CPU engine asks for the node that runs when it allocates."""
+        """The CPU engine looks up the running node when it allocates."""
         self._capture = capture
         self._owners = owners
         self._labels = labels
@@ -52,7 +52,7 @@ class Modules:
         self._torch: Any = None
 
     def install(self, torch: Any) -> None:
-        """Called when CUDA is being initialised."""
+        """Call while CUDA is being initialised."""
         self._torch = torch
         self._original = torch.nn.Module.__call__
         self._patch = self._capture.patches.wrap(torch.nn.Module, "__call__", lambda call: _NamedCall(self, call))
@@ -62,7 +62,7 @@ class Modules:
             self._stop()
 
     def call_of(self, module: Any) -> Callable[..., Any]:
-        """The function with the module's path for a name."""
+        """The function named after the module's path."""
         known = self._calls.get(id(module))
         if known is None or known[0]() is not module:
             self._name_all(module)
@@ -70,7 +70,7 @@ class Modules:
         return known[1]
 
     def _name_all(self, root: Any) -> None:
-        """A module nobody has named is called: the root of a model, or a part added since."""
+        """Name an unnamed module that is called, and its children: the root of a model, or a part added since."""
         inside = self._inside.paths
         kind = type(root).__name__
         name = f"{inside[-1]}.{kind}" if inside else self._root_name(kind)
@@ -91,7 +91,7 @@ class Modules:
 
     def _begin(self, path: str, args: Any) -> None:
         paths = self._inside.paths
-        self._made(args, paths[-1] if paths else None)  # what the caller has made of its own for it
+        self._made(args, paths[-1] if paths else None)  # nodes the caller made for the arguments
         paths.append(path)
 
     def _end(self) -> None:
@@ -102,7 +102,7 @@ class Modules:
             self._find_nodes(result, path)
 
     def _find_nodes(self, value: Any, path: str | None) -> None:
-        """Those not found before are of the module that has just ended."""
+        """Assign nodes not found before to the module that has just ended."""
         with self._torch._C.DisableTorchFunction():
             pending = [tensor.grad_fn for tensor in tensors_of(value, self._torch.Tensor)]
             while pending:
@@ -119,7 +119,7 @@ class Modules:
         self._owners.mark_node(name, path)
 
     def _stop(self) -> None:
-        """torch.compile would trace into it. The parameters of what is compiled are known all the same."""
+        """Stop, since torch.compile would trace into the calls. Compiled models still get their parameters labelled."""
         self._patch.undo()
         while self._capture.compiled:
             model = self._capture.compiled.pop()()
@@ -128,13 +128,13 @@ class Modules:
 
 
 def module_of(node: Any) -> str | None:
-    """The path of the module in whose forward a node of autograd's graph was made."""
+    """Path of the module whose forward made an autograd node."""
     path: str | None = node.metadata.get(_SEEN)
     return path
 
 
 class _NamedCall:
-    """In the place of `nn.Module.__call__`: for those who look at the class the original, for a module its own."""
+    """Replaces `nn.Module.__call__`: gives the original when read from the class, and a module its own function."""
 
     def __init__(self, modules: Modules, original: Any) -> None:
         self._modules = modules

@@ -1,7 +1,7 @@
-"""Writes an `oom` line when PyTorch runs out of memory, at once and also if the script catches the error.
+"""Writes an `oom` line as soon as PyTorch runs out of memory, even if the script catches the error.
 
-The observer is called before the exception is made, so the message here is the first sentence of PyTorch's; the whole
-of it is in the `exception` line when nobody caught it.
+The observer is called before the exception is made, so the message here is the first sentence of PyTorch's; the full
+message is in the `exception` line if the error is not caught.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def install(capture: Capture, torch: Any) -> None:
                 total_bytes=total_bytes,
                 device=device,
             )
-        except Exception as error:  # an exception here would replace PyTorch's own
+        except Exception as error:  # raising here would replace PyTorch's own exception
             capture.hook_failed("out of memory", error)
 
     torch._C._cuda_attach_out_of_memory_observer(on_out_of_memory)
 
 
 def format_size(num_bytes: int) -> str:
-    """As c10/cuda/CUDACachingAllocator.cpp `format_size` writes it."""
+    """Format like `format_size` in c10/cuda/CUDACachingAllocator.cpp."""
     if num_bytes <= 1024:
         return f"{num_bytes} bytes"
     for unit, name in ((1024, "KiB"), (1 << 20, "MiB")):

@@ -1,9 +1,8 @@
-"""Records what holds which memory, in windows `owners-<pid>-<n>.marshal`: marks and labels for the memory history.
+"""Records the owners of memory, in windows `owners-<pid>-<n>.marshal`: marks and labels for the memory history.
 
-A mark says what begins at a place in the history: a phase, or one node of a backward pass. A label says that a tensor
-with a name (a parameter, its gradient, its state in the optimizer) lies at an address. The place is the number of
-allocations PyTorch has counted by then, not the time: its clock and Python's differ by microseconds, and so much
-happens in one.
+A mark says what begins at a position in the history: a phase, or one node of a backward pass. A label names the tensor
+at an address (a parameter, its gradient, its state in the optimizer). Positions are PyTorch's allocation counts, not
+times: its clock and Python's differ by microseconds, and a lot happens in one.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Owners:
         self._pid = 0
 
     def install(self, torch: Any) -> None:
-        """Called when CUDA is being initialised."""
+        """Call while CUDA is being initialised."""
         self._torch = torch
         self._pid = os.getpid()
         self._statistics = torch._C._cuda_memoryStats
@@ -49,13 +48,13 @@ class Owners:
         return self._torch is not None and self._num_rows < MAX_ROWS and os.getpid() == self._pid
 
     def mark_node(self, name: str, module: str | None) -> None:
-        """A node of the backward pass runs next."""
+        """Mark that a node of the backward pass runs next."""
         if self.is_on:
             numbers = self._number_of(name), self._number_of(module)
             self._marks.append((*self._place(), NOTHING, self._capture.num_steps, *numbers))
 
     def label(self, labels: Sequence[tuple[str, Any, str | None]]) -> None:
-        """(category, tensor, name): the tensors are held now."""
+        """Record tensors that are held now, as (category, tensor, name)."""
         if not self.is_on:
             return
         place: tuple[int, int] | None = None
@@ -116,7 +115,7 @@ class Owners:
 
 
 def _address(tensor: Any) -> int:
-    """0: it has none, as a tensor on its way (fake, functional, sparse). Of a sharded one (DTensor): its own shard."""
+    """0 if a tensor has no address (fake, functional, sparse). For a sharded one (DTensor): its local shard."""
     try:
         return int(getattr(tensor, "_local_tensor", tensor).data_ptr())
     except RuntimeError:

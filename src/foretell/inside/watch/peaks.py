@@ -1,7 +1,6 @@
-"""Peaks of memory since the process began, per device, from torch's memory statistics.
+"""Memory peaks since the start of the process, per device, from torch's memory statistics.
 
-A script that calls `torch.cuda.reset_peak_memory_stats` goes on seeing what it would see; the peak before each reset is
-remembered here.
+Records the peak before each `torch.cuda.reset_peak_memory_stats`; the script sees its usual values.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Peaks:
                 capture.patches.wrap(torch._C, name, self._remembering)
 
     def devices(self) -> list[dict[str, int]]:
-        """One record per device in use, as the journal wants it."""
+        """One record per device in use, in the journal's format."""
         if self._torch is None or not self._torch.cuda.is_initialized():
             return []
         found = []
@@ -46,7 +45,7 @@ class Peaks:
         return found
 
     def summary(self) -> tuple[tuple[int, int], ...]:
-        """(peak allocated, peak reserved) of each device: equal as long as nothing has grown."""
+        """(peak allocated, peak reserved) of each device; stays equal while nothing grows."""
         return tuple((each["peak_allocated_bytes"], each["peak_reserved_bytes"]) for each in self.devices())
 
     def allocated_now(self) -> int:

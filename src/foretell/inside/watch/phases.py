@@ -1,19 +1,18 @@
-"""Marks the phases of a training: forward, backward, evaluation (the optimizer is marked by steps.py).
+"""Marks the phases of a training: forward, backward, evaluation (steps.py marks the optimizer).
 
-Backward: the Python functions `torch.autograd.backward` and `torch.autograd.grad` are wrapped; `Tensor.backward` ends
-in the first. Forward and evaluation: a global forward pre-hook, present only until the first module with parameters
-on the GPU is called, which is the root of the model; a call with gradients disabled is an evaluation. Then the hook
-is taken away, so the modules inside run without it. It comes back after backward, after an optimizer step, at the
-next batch of a DataLoader, and it stays during an evaluation, since nothing else tells its end.
+Backward: the Python functions `torch.autograd.backward` and `torch.autograd.grad` are wrapped; `Tensor.backward` calls
+the first. Forward and evaluation: a global forward pre-hook, present only until the first module with parameters on the
+GPU is called, which is the root of the model; a call with gradients disabled is an evaluation. Then the hook is
+removed, so the modules inside run without it. It returns after backward, after an optimizer step and at the next batch
+of a DataLoader, and it stays during an evaluation, since nothing else shows its end.
 
-A closure (LBFGS, Lightning) makes forward and backward run inside an optimizer step; they are marked all the same.
+A closure (LBFGS, Lightning) runs forward and backward inside an optimizer step; they are marked all the same.
 
-The bytes are the same with it: the hook returns None and keeps nothing; `Module._call_impl` holds arguments and
-result in the same frame for the same time on both of its paths. (A TorchDispatchMode and full backward hooks do
-change bytes.)
+The hook does not change the bytes: it returns None and keeps nothing; `Module._call_impl` holds arguments and result in
+the same frame for the same time on both of its paths. (A TorchDispatchMode and full backward hooks do change bytes.)
 
-`torch.compile` looks at global hooks while it traces, so once the script has called it there is no hook any more, and
-the next batch of a DataLoader tells forward (gradients on) from evaluation (off) instead.
+`torch.compile` checks global hooks while it traces, so once the script has called it there is no hook any more, and the
+next batch of a DataLoader distinguishes forward (gradients on) from evaluation (off) instead.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Phases:
         self._hook: Any = None
         self._cuda_is_up = False
         self.num_evaluation_forwards = 0
-        """Grows with each root forward on the GPU with gradients disabled."""
+        """Number of root forwards on the GPU with gradients disabled."""
         self.num_backwards = 0
 
     def install(self, torch: Any) -> None:
@@ -52,7 +51,7 @@ class Phases:
         self.look_for_forward()
 
     def look_for_forward(self) -> None:
-        """The next root forward is to be marked."""
+        """Mark the next root forward."""
         if self._torch is None or not self._cuda_is_up:
             return
         if self._capture.is_compiling:
@@ -94,7 +93,7 @@ class Phases:
             try:
                 return original(*args, **kwargs)
             finally:
-                if before == "backward":  # a backward inside another: the outer one goes on
+                if before == "backward":  # a nested backward: the outer one continues
                     self._capture.enter("backward")
                 else:
                     self._capture.enter("optimizer" if self._capture.is_in_optimizer_step else "other")
@@ -120,8 +119,8 @@ class Phases:
 
 
 def is_library_function(compiled: Any) -> bool:
-    """bitsandbytes and others have some compiled as soon as they are imported; that says nothing of the script.
-    None: a decorator with options, which calls again with the function."""
+    """Whether a library compiles its own function: bitsandbytes and others do on import, which says nothing about the
+    script. None comes from a decorator with options, which calls again with the function."""
     return compiled is None or (inspect.isfunction(compiled) and is_in_library(compiled.__code__.co_filename))
 
 

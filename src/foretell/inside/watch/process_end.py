@@ -1,8 +1,8 @@
 """Journals how the process ends, in `exception` and `end` lines.
 
-`atexit` runs its functions last in, first out, and this one is registered before the script's first line: the
-script's own exit handlers and multiprocessing's come first. It runs after a return, sys.exit, an exception and our
-own early end; not after os._exit or a signal, which the reader sees by the missing line.
+`atexit` runs its functions last in, first out, and this one is registered before the script's first line: the script's
+own exit handlers and multiprocessing's come first. It runs after a return, sys.exit, an exception and foretell's own
+early end; not after os._exit or a signal, which the reader recognises by the missing line.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ProcessEnd:
             self._capture.journal.write("exception", **describe(error, traceback))
 
     def _at_exit(self) -> None:
-        # The interpreter sets sys.last_value itself, so a script that replaced sys.excepthook is covered too.
+        # The interpreter itself sets sys.last_value, so scripts that replace sys.excepthook are covered too.
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException) and os.getpid() == self._pid:
             self._report(error, error.__traceback__)

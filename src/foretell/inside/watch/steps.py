@@ -1,10 +1,9 @@
 """Counts optimizer steps and marks the `optimizer` phase, with torch.optim's own global hooks.
 
-Any subclass of `torch.optim.Optimizer` passes through them, whoever calls it (Trainer, Lightning, accelerate,
-GradScaler).
+They cover any subclass of `torch.optim.Optimizer`, whoever calls it (Trainer, Lightning, accelerate, GradScaler).
 
-With several optimizers (a GAN), a step is one step of the leader: the first optimizer seen. Another takes over when
-the leader is gone, or when the other steps twice while the leader does not step at all.
+With several optimizers (a GAN), a step is one step of the leader: the first optimizer seen. Another takes over when the
+leader is gone, or when it steps twice without a step of the leader.
 """
 
 from __future__ import annotations

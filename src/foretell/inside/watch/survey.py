@@ -1,8 +1,8 @@
-"""Surveys a training run, in one `survey` line: what could be changed about it.
+"""Surveys a training run for possible changes, in one `survey` line.
 
-Which modules are repeated and what their forward keeps for the backward; the precision; the optimizers, how they are
-implemented and what state they hold; when gradients are set to zero. Hooks on modules may change what is held for a
-moment, so a survey is a run of its own, never the one that is reported.
+Which modules are repeated and what their forward keeps for the backward; the precision; the optimizers, their
+implementation and state; when gradients are set to zero. Hooks on modules may briefly change what is held, so a survey
+is a separate run, never the reported one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .modules import tensors_of
 from .peaks import Peaks
 
 LARGE_STATE = 4096
-"""Elements. Optimizers with 8-bit states leave the state of smaller parameters as it is."""
+"""Elements. Optimizers with 8-bit states do not quantize the state of smaller parameters."""
 
 
 class Survey:
@@ -33,7 +33,7 @@ class Survey:
         self._late_gradient_bytes = 0
         self._keeps_gradients = False
         self._uneven_epochs: list[int] = []
-        """The batches in an epoch of each loader whose last one is smaller."""
+        """Batches per epoch of each loader whose last batch is smaller."""
 
     def install(self) -> None:
         optimizer_module = sys.modules["torch.optim.optimizer"]  # torch.optim deletes the name after importing it
@@ -52,10 +52,10 @@ class Survey:
         if phase == "backward":
             self._held_gradient_bytes = 0
         if phase == "forward" and self._num_steps_at_forward < self._capture.num_steps:
-            # The first of this step: those that follow, with accumulation, hold gradients on purpose.
+            # The first forward of this step: later ones, with accumulation, hold gradients on purpose.
             self._num_steps_at_forward = self._capture.num_steps
             self._held_gradient_bytes = sum(_bytes(p.grad) for o in self._optimizers for p in _parameters(o))
-            if self._capture.num_steps <= 1:  # in step 0 libraries take their workspaces; in step 1 they have them
+            if self._capture.num_steps <= 1:  # in step 0 libraries allocate their workspaces; in step 1 they have them
                 self._modules.start()
 
     def _noting(self, original: Any) -> Any:
@@ -107,7 +107,7 @@ class Survey:
 
 
 class RepeatedModules:
-    """Measures what the forward of each module leaves behind, during one forward of the whole model."""
+    """Measures what the forward of each module keeps, during one forward of the whole model."""
 
     def __init__(self, torch: Any, peaks: Peaks) -> None:
         self._torch = torch
@@ -136,8 +136,8 @@ class RepeatedModules:
         self._hooks = []
 
     def results(self) -> dict[str, Any]:
-        """What checkpointing a class would save: all that its instances keep, but for what one of them needs while it
-        is computed again. So the heaviest class that is cut finely enough is found, not the stages it is part of."""
+        """What checkpointing a class would save: all that its instances keep, minus what one needs while recomputed.
+        This finds the heaviest class of fine enough granularity, not the stages that contain it."""
         worth = {name: sum(kept) - max(kept) for name, kept in self._kept.items() if len(self._instances[name]) > 1}
         best = max(worth, key=worth.__getitem__, default=None)
         return {
@@ -158,19 +158,19 @@ class RepeatedModules:
         self._running.append((module, self._peaks.allocated_now(), is_nested))
 
     def _after(self, module: Any, args: Any, output: Any) -> None:
-        while self._running:  # one that raised never came here
+        while self._running:  # a module that raised never got here
             each, before, is_nested = self._running.pop()
             if each is module:
                 break
-        else:  # the root: it began before the hooks were there
+        else:  # the root: it began before the hooks were installed
             return
         # A single layer keeps its input, which checkpointing keeps too.
         if is_nested or not module.training or not module._modules:
             return
         name = class_name(type(module))
-        # The output is kept in any case: it is the input of the next.
+        # The output is kept in any case, as the input of the next module.
         kept = self._peaks.allocated_now() - before - sum(map(_bytes, tensors_of(output, self._torch.Tensor)))
-        if self._torch.is_autocast_enabled("cuda"):  # its copies of weights stay until it ends, checkpointed or not
+        if self._torch.is_autocast_enabled("cuda"):  # its weight copies live until it ends, checkpointed or not
             width = self._torch.get_autocast_dtype("cuda").itemsize
             kept -= sum(p.numel() * width for p in module.parameters() if p.dim() > 1 and p.element_size() > width)
         self._kept.setdefault(name, []).append(max(0, kept))
@@ -178,7 +178,7 @@ class RepeatedModules:
 
 
 def samples_left_over(loader: Any) -> int:
-    """In the last batch of an epoch, when that is not a whole one; 0 also where nobody can know."""
+    """Samples in the last batch of an epoch if it is incomplete; 0 also if unknown."""
     if loader.batch_size is None or loader.drop_last or not hasattr(loader.dataset, "__len__"):
         return 0
     return int(len(loader.sampler) % loader.batch_size)
@@ -189,7 +189,7 @@ def class_name(kind: type) -> str:
 
 
 def _implementation(group: dict[str, Any]) -> str | None:
-    """None: the optimizer has no choice of them."""
+    """None if the optimizer has no such option."""
     if group.get("fused"):
         return "fused"
     if "foreach" not in group:

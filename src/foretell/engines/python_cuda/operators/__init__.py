@@ -1,4 +1,4 @@
-"""What CUDA's kernels do that the shape of the result does not tell: one function per operator, by subject.
+"""Behaviour of CUDA's kernels beyond the shape of the result: one function per operator, by subject.
 
 Written from PyTorch's sources, in the order in which the C++ function allocates, and checked against the virtual GPU
 (tests/test_operators.py). registration.py says how an operator is written.

@@ -1,4 +1,4 @@
-"""Attention: which of its kernels the card's build of PyTorch would choose, and what that one takes."""
+"""Attention: the kernel that the card's build of PyTorch would choose, and its memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def efficient_backward(
 
 
 def _copy_of(device: PythonCuda, grad: Tensor) -> Tensor | None:
-    """The kernels want heads inside of rows."""
+    """Copy of the gradient if needed: the kernels expect heads inside rows."""
     with device.rule("copy of an operand"):
         rows = grad.transpose(1, 2)
         return None if rows.is_contiguous() else torch.empty(rows.shape, dtype=grad.dtype, device=grad.device)
@@ -77,7 +77,7 @@ def _copy_of(device: PythonCuda, grad: Tensor) -> Tensor | None:
 def choose(
     device: Any, q: Any, k: Any, v: Any, mask: Any, dropout: float, is_causal: bool, enable_gqa: bool, needs_grad: bool
 ) -> rules.Choice:
-    """For the card and the switches of torch.backends.cuda."""
+    """The backend for the card and the switches of torch.backends.cuda."""
     settings = torch.backends.cuda
     switches: dict[rules.Backend, bool] = {
         "cudnn": settings.cudnn_sdp_enabled(),
@@ -129,7 +129,7 @@ def _padded(tensor: Tensor, multiple: int) -> Tensor:
 
 
 def _aligned(mask: Tensor, length: int) -> Tensor:
-    """Rows of a mask begin at multiples of 16 elements."""
+    """Pad the rows of a mask to multiples of 16 elements."""
     if length % 16 == 0:
         return mask
     padded = torch.nn.functional.pad(mask, (0, 16 - length % 16))

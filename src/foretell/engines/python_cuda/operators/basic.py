@@ -18,7 +18,8 @@ _ON_CPU: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 @function("copy_")
 def copy_(device: PythonCuda, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """at::native::copy_kernel_cuda: between host and card only whole, equal pieces of memory travel."""
+    """at::native::copy_kernel_cuda: between host and card, only dense pieces of the same type and layout are
+    transferred."""
     if target is source or target.numel() == 0:
         return target
     if source.size() != target.size():
@@ -41,7 +42,7 @@ def _copy_on_card(device: PythonCuda, target: Tensor, source: Tensor) -> None:
 
 
 def _transfer_in_pieces(device: PythonCuda, target: Tensor, source: Tensor, non_blocking: bool) -> None:
-    """What has to be converted is converted on the host, unless the copy need not be waited for."""
+    """Conversions happen on the host, unless the copy is non-blocking."""
     converts_at_source = source.is_cuda == bool(non_blocking)
     there = target
     if converts_at_source:
@@ -58,7 +59,7 @@ def _transfer_in_pieces(device: PythonCuda, target: Tensor, source: Tensor, non_
 
 
 def _transfer(device: PythonCuda, target: Tensor, source: Tensor, non_blocking: bool) -> None:
-    """Between host and card. The host waits for the stream of the copy, unless it is told not to."""
+    """Transfer between host and card. The host waits for the copy's stream, unless told not to."""
     values = device.values
     if target.is_cuda:
         is_weight = source.requires_grad or target.requires_grad
@@ -88,7 +89,7 @@ def _is_one_piece(target: Tensor, source: Tensor) -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Its elements fill a piece of memory without holes, in whatever order: channels-last, transposed."""
+    """Whether its elements fill a piece of memory without holes, in any order: channels-last, transposed."""
     expected = 1
     for stride, extent in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
         if extent != 1:
@@ -98,7 +99,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-# ---- values that the host reads --------------------------------------------------------------------------------------
+# ---- values read by the host -----------------------------------------------------------------------------------------
 
 
 @function("_local_scalar_dense")
@@ -121,7 +122,7 @@ def equal(device: PythonCuda, a: Tensor, b: Tensor) -> bool:
 
 @function("_nested_tensor_from_mask_left_aligned")
 def stay_padded(device: PythonCuda, tokens: Tensor, mask: Tensor) -> bool:
-    """nn.TransformerEncoder asks this before it packs the tokens for an evaluation."""
+    """nn.TransformerEncoder calls this before it packs the tokens for evaluation."""
     device.unknown.caveat_once("nn.TransformerEncoder evaluates padded tokens on the CPU engine; a GPU packs them")
     return False
 

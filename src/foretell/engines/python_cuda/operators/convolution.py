@@ -1,4 +1,4 @@
-"""Convolutions by cuDNN: copies into the layout it works in, and its workspaces."""
+"""Convolutions by cuDNN: copies into its layout, and its workspaces."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def convolution_backward(
     padding: Sequence[int], dilation: Sequence[int], is_transposed: bool, output_padding: Sequence[int], groups: int,
     mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """at::native::convolution_backward: one dimension is done as two."""
+    """at::native::convolution_backward: one dimension is computed as two."""
     given = grad, x, w, bias_sizes, stride, padding, dilation, is_transposed, output_padding, groups
     backend = torch._C._select_conv_backend(x, w, None, *given[4:], bias_sizes).name
     is_flat = w.dim() == 3
@@ -107,7 +107,7 @@ def fold(device: PythonCuda, x: Tensor, output_size: Sequence[int], size: Sequen
 
 @extra_memory("max_pool2d_with_indices_backward")
 def pool_backward(device: PythonCuda, grad: Tensor, x: Tensor, *args: Any) -> None:
-    """The gradient is brought into the layout of the input."""
+    """The gradient is copied into the layout of the input."""
     if not grad.is_contiguous(memory_format=layout_of(x)):
         with device.rule("copy of an operand"):
             torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
@@ -115,7 +115,7 @@ def pool_backward(device: PythonCuda, grad: Tensor, x: Tensor, *args: Any) -> No
 
 @extra_memory("reflection_pad2d", "reflection_pad2d_backward")
 def reflection_pad(device: PythonCuda, x: Tensor, *args: Any) -> None:
-    """ReflectionPad.cu, forward and backward: what it reads is contiguous."""
+    """ReflectionPad.cu, forward and backward: the input is made contiguous."""
     device.contiguous_copies(x)
 
 
@@ -165,7 +165,7 @@ def _backward_by_cudnn(
 
 
 def _run(device: PythonCuda, direction: Direction, x: Tensor, y: Tensor, w: Tensor, how: _How, layout: Any) -> None:
-    """run_single_conv of ATen/native/cudnn/Conv_v8.cpp; the workspace is free again afterwards."""
+    """run_single_conv of ATen/native/cudnn/Conv_v8.cpp; the workspace is freed afterwards."""
     if not (y if direction == "forward" else x if direction == "data" else w).numel():
         return
     device.load_library("cudnnCreate")
@@ -226,7 +226,7 @@ def _log(device: PythonCuda, layer: Layer, workspace_bytes: int) -> None:
 
 
 def _take(device: PythonCuda, size: int, rule: str = "cuDNN workspace") -> bool:
-    """Whether there is room for it."""
+    """Allocate and free a workspace; false if it does not fit."""
     if not size:
         return True
     try:
@@ -238,8 +238,8 @@ def _take(device: PythonCuda, size: int, rule: str = "cuDNN workspace") -> bool:
 
 
 def _tried(device: PythonCuda, plans: Iterable[int]) -> list[int]:
-    """cudnn.benchmark: all plans share the largest workspace there is room for, then the cache is emptied. Which is the
-    fastest nobody knows here; the virtual GPU, where all take the same time, takes the first."""
+    """cudnn.benchmark: all plans share the largest workspace that fits, then the cache is emptied. The fastest plan is
+    unknown here; like the virtual GPU, where all take equally long, this takes the first."""
     allocator = device.memory.allocator
     cached = (size for each in allocator.segments() for size, is_allocated in each.blocks if not is_allocated)
     room = max([allocator.device.capacity_bytes - allocator.device.used_bytes, *cached])
@@ -252,7 +252,7 @@ def _tried(device: PythonCuda, plans: Iterable[int]) -> list[int]:
 
 
 def _flags_now() -> tuple[bool, bool, bool]:
-    """Of at::globalContext(), which torch hands to the forward kernels as arguments."""
+    """Flags of at::globalContext(), which torch passes to the forward kernels as arguments."""
     binding = torch._C
     is_deterministic = binding._get_cudnn_deterministic() or binding._get_deterministic_algorithms()
     if hasattr(binding, "_get_fp32_precision_getter"):
@@ -262,18 +262,18 @@ def _flags_now() -> tuple[bool, bool, bool]:
     return binding._get_cudnn_benchmark(), is_deterministic, allows_tf32
 
 
-# ---- by kernels of PyTorch's own -------------------------------------------------------------------------------------
+# ---- by PyTorch's own kernels ----------------------------------------------------------------------------------------
 
 
 def _depthwise_backward(grad: Tensor, x: Tensor, w: Tensor, mask: Sequence[bool]) -> list[Tensor | None]:
-    """Of DepthwiseConv2d.cu, which knows one layout."""
+    """DepthwiseConv2d.cu, which supports one layout."""
     grad, x, w = grad.contiguous(), x.contiguous(), w.contiguous()
     grad_w = torch.empty_like(w) if mask[1] else None
     return [torch.empty_like(x) if mask[0] else None, grad_w]
 
 
 def _depthwise_backward_3d(grad: Tensor, x: Tensor, w: Tensor, mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Of DepthwiseConv3d.cu."""
+    """DepthwiseConv3d.cu."""
     layout = torch.contiguous_format
     wanted = zip((x, w), mask, strict=False)
     results = [torch.empty_like(each, memory_format=layout) if is_wanted else None for each, is_wanted in wanted]
@@ -288,8 +288,8 @@ def _grad_of_bias(grad: Tensor) -> Tensor:
 
 
 def _begun_as_input(x: Tensor, shape: list[int]) -> Tensor:
-    """Im2Col.cu, Col2Im.cu: the result begins as another input, and what is read is contiguous. Not by `resize_`, which
-    makes the storage known to Python (memory.py)."""
+    """Im2Col.cu, Col2Im.cu: the result starts out as large as the input, which is made contiguous. Not by `resize_`,
+    which exposes the storage to Python (memory.py)."""
     out = torch.empty(x.numel(), dtype=x.dtype, device=x.device)
     copy = x.contiguous()
     if prod(shape) > x.numel():
@@ -304,7 +304,7 @@ def _begun_as_input(x: Tensor, shape: list[int]) -> Tensor:
 
 
 def layout_of(*tensors: Tensor) -> Any:
-    """cudnn_conv_suggest_memory_format: channels last if one of them is, but for double precision."""
+    """cudnn_conv_suggest_memory_format: channels last if one of them is, except in double precision."""
     if any(each.dtype is torch.float64 for each in tensors):
         return torch.contiguous_format
     suggested = (_suggested(each) for each in tensors)
@@ -317,7 +317,7 @@ def _suggested(tensor: Tensor) -> Any:
 
 
 def _placement(tensor: Tensor, is_last: bool) -> Placement:
-    """With the strides that fixSizeOneDimStride (ATen/cudnn/Descriptors.cpp) gives to sizes of 1."""
+    """Strides as fixSizeOneDimStride (ATen/cudnn/Descriptors.cpp) sets them for sizes of 1."""
     sizes, strides = tuple(tensor.shape), list(tensor.stride())
     inner = range(len(sizes) - 1, 1, -1)
     packed = 1

@@ -1,4 +1,4 @@
-"""Operators on elements and rows that take extra memory, or make their results in another order."""
+"""Operators on elements and rows that take extra memory, or make their results in a different order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def native_dropout(
     device: PythonCuda, x: Tensor, probability: float, train: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The mask comes first."""
+    """The mask is allocated first."""
     mask = torch.empty_like(x, dtype=torch.bool)
     return torch.empty_like(x), mask
 
@@ -50,7 +50,7 @@ def log_softmax_backward(device: PythonCuda, grad: Tensor, output: Tensor, *args
     "upsample_trilinear3d_backward",
 )  # fmt: skip
 def copy_of_expanded(device: PythonCuda, x: Tensor, *args: Any, **kwargs: Any) -> None:
-    """A gradient, mostly, that one number was expanded to."""
+    """Mostly a gradient expanded from a scalar."""
     if 0 in x.stride():
         device.contiguous_copies(x)
 
@@ -59,7 +59,7 @@ def copy_of_expanded(device: PythonCuda, x: Tensor, *args: Any, **kwargs: Any) -
 def ctc_loss_backward(
     device: PythonCuda, grad: Tensor, log_probs: Tensor, targets: Tensor, lengths: Any, *args: Any
 ) -> Tensor:
-    """The second of the two tables of the algorithm; the first was kept by the forward pass."""
+    """Second of the algorithm's two tables; the forward pass kept the first."""
     log_alpha = next(each for each in args if isinstance(each, torch.Tensor) and each.dim() == 3)
     with device.rule("table of the alignment"):
         table = torch.empty_like(log_alpha)
@@ -70,5 +70,5 @@ def ctc_loss_backward(
 
 @kernel("_use_cudnn_ctc_loss.*", "_use_miopen_ctc_loss.*")
 def use_another_ctc_loss(device: PythonCuda, *args: Any, **kwargs: Any) -> bool:
-    """PyTorch's own kernel takes any lengths and types; cuDNN's would need more to be looked at."""
+    """PyTorch's own kernel takes any lengths and types; cuDNN's would require more checks."""
     return False

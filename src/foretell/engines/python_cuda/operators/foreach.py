@@ -1,4 +1,4 @@
-"""Operators on lists of tensors, as optimizers use them: one kernel for all, whose only memory is the results."""
+"""Operators on lists of tensors, as optimizers use them: one kernel for all, without extra memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PREFIXES = tuple(f"aten::{name}" for name in ("_foreach_", "_fused_ada", "_fuse
 
 
 def register_lists(device: PythonCuda) -> None:
-    """Too many to name: all that this version of torch has. As functions, they forget what they write, but for what
-    says that training goes well; where all values are kept, they are kernels."""
+    """Register all list operators of this version of torch; they are too many to name. As functions they forget what
+    they write, except for the check that gradients are finite; if all values are kept, they are kernels."""
     table = device.dispatch.table("kernel" if device.values.keeps_all else "function")
     for operator in _operators():
         table[operator] = partial(_function_of(operator), device)
@@ -45,7 +45,7 @@ def _function_of(operator: Any) -> Callable[..., Any]:
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     if name == "aten::_amp_foreach_non_finite_check_and_unscale_":
-        written = written[:1]  # found_inf stays as it was
+        written = written[:1]  # found_inf keeps its value
     return partial(in_place, written)
 
 
@@ -69,13 +69,13 @@ def largest(device: PythonCuda, tensors: Sequence[Tensor], *args: Any) -> list[T
 
 
 def results_like_inputs(device: PythonCuda, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """Like the first list of tensors; a number may stand before it."""
+    """Results like the first list of tensors; a number may precede it."""
     tensors = next(each for each in args if isinstance(each, (list, tuple)))
     return [torch.empty_like(each) for each in tensors]
 
 
 def in_place(written: Sequence[int], device: PythonCuda, *args: Any, **kwargs: Any) -> None:
-    """`written` are the positions of the lists whose tensors change."""
+    """`written`: positions of the lists whose tensors change."""
     if not device.memory.host or device.values.keeps_all:
         return
     for position in written:

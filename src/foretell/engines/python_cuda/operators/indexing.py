@@ -1,4 +1,4 @@
-"""Operators that sort, count and gather: what decides their results' sizes, and what they sort in."""
+"""Operators that sort, count and gather: sizes of their results, and their sort buffers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def index_put_(
         num = prod(torch.broadcast_shapes(*[index.shape for index in indices if index is not None]))
         pairs = zip(target.shape, indices, strict=False)
         num_rows = prod(extent for extent, index in pairs if index is not None)
-        # A value for all of them, or a gradient that one number was expanded to.
+        # One value for all places, or a gradient expanded from a scalar.
         is_plain = source.is_contiguous() and source.numel() >= num
         copy = None if is_plain else _copy_of_values(device, target, indices, num)
         with device.rule("sorted indices"):
@@ -76,7 +76,7 @@ def index_put_(
 
 
 def _copy_of_values(device: PythonCuda, target: Tensor, indices: Sequence[Any], num: int) -> Tensor:
-    """One for each place, and for each element of the dimensions that have no index."""
+    """One value for each place and each element of the dimensions without an index."""
     pairs = zip(target.shape, [*indices, *[None] * target.dim()], strict=False)
     num *= prod(extent for extent, index in pairs if index is None)
     with device.rule("copy of an operand"):
@@ -85,13 +85,13 @@ def _copy_of_values(device: PythonCuda, target: Tensor, indices: Sequence[Any], 
 
 @extra_memory("multinomial")
 def multinomial(device: PythonCuda, weights: Tensor, count: int, replacement: bool = False, **kwargs: Any) -> None:
-    """Random numbers like the weights; with replacement the weights as a distribution, and its sums."""
+    """Random numbers like the weights; with replacement also the weights as a distribution, and its sums."""
     with device.rule("random numbers"):
         taken = [torch.empty_like(weights) for _ in range(2 if replacement and count > 1 else 1)]
         del taken
 
 
-# ---- places ----------------------------------------------------------------------------------------------------------
+# ---- indices ---------------------------------------------------------------------------------------------------------
 
 
 @kernel("index.Tensor")
@@ -104,7 +104,7 @@ def index(device: PythonCuda, x: Tensor, indices: Any) -> Tensor:
 
 
 def _places(indices: Any) -> list[Any]:
-    """A mask stands for the places where it is true."""
+    """Indices, with each mask replaced by the places where it is true."""
     found: list[Any] = []
     for each in indices:
         if each is not None and each.dtype in (torch.bool, torch.uint8):
@@ -126,7 +126,7 @@ def nonzero(device: PythonCuda, x: Tensor) -> Tensor:
 
 @function("masked_select")
 def masked_select(device: PythonCuda, x: Tensor, mask: Tensor) -> Tensor:
-    """An index by the mask, and so by its places."""
+    """Indexing by the places where the mask is true."""
     values = device.values
     mask = mask.expand(torch.broadcast_shapes(x.shape, mask.shape))
     x = x.expand(mask.shape)
@@ -154,7 +154,7 @@ def masked_scatter_(device: PythonCuda, target: Tensor, mask: Tensor, source: Te
 
 @function("_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", takes_operator=True)
 def unique(device: PythonCuda, operator: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Sorted with their places."""
+    """Sorts the elements together with their positions."""
     num = x.numel()
     with device.rule("sort"):
         keys, order, places = (device.buffer(num, dtype) for dtype in (x.dtype, torch.int64, torch.int64))
@@ -165,7 +165,7 @@ def unique(device: PythonCuda, operator: Any, x: Tensor, *args: Any, **kwargs: A
 
 @function("bincount", "repeat_interleave.Tensor", takes_operator=True)
 def on_host(device: PythonCuda, operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Computed there, with assumed contents where they are not known."""
+    """Computed on the host, with assumed contents if unknown."""
     values = device.values
     tensors = [each for each in args if isinstance(each, torch.Tensor)]
     if all(not each.is_cuda or values.is_known(each) for each in tensors):

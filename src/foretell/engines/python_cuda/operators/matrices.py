@@ -1,4 +1,4 @@
-"""Products of matrices: copies of operands, and the workspaces of cuBLAS and cuBLASLt (cublas.py)."""
+"""Matrix products: copies of operands, and the workspaces of cuBLAS and cuBLASLt (cublas.py)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 @kernel("addmm")
 def addmm(device: PythonCuda, bias: Tensor, a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
-    """With a bias of one row the product and the sum are one call of cuBLASLt; in newer versions with any that is
-    contiguous."""
+    """cuBLASLt computes product and sum in one call for a bias of one row; in newer versions for any contiguous one."""
     out = torch.empty((a.size(0), b.size(1)), dtype=a.dtype, device=a.device)
     is_fused = is_bias_added_by_cublaslt(
         device.version,
@@ -36,7 +35,7 @@ def addmm(device: PythonCuda, bias: Tensor, a: Tensor, b: Tensor, **kwargs: Any)
 @extra_memory("bmm")
 def bmm(device: PythonCuda, a: Tensor, b: Tensor) -> Any:
     if a.dim() == 3 and a.size(2) == 1:
-        return None  # an outer product is a multiplication of elements
+        return None  # an outer product is an elementwise multiplication
     return product(device, a, b)
 
 
@@ -51,7 +50,7 @@ def product(device: PythonCuda, *args: Any, **kwargs: Any) -> Any:
 
 
 def _log(device: PythonCuda, function: str, a: Tensor, b: Tensor) -> None:
-    """cuBLAS counts columns first: its m is what PyTorch has as columns of the result."""
+    """cuBLAS is column-major: its m is the number of columns of PyTorch's result."""
     data_type = CUDA_DATA_TYPES.get(str(a.dtype).removeprefix("torch."))
     if data_type is None:
         device.library(function)
@@ -64,7 +63,7 @@ def _log(device: PythonCuda, function: str, a: Tensor, b: Tensor) -> None:
 
 
 def _copies_of_operands(device: PythonCuda, *tensors: Tensor) -> list[Tensor]:
-    """cuBLAS reads rows or columns; anything else is copied."""
+    """cuBLAS reads row-major and column-major matrices; any other operand is copied."""
     with device.rule("copy of an operand"):
         return [each.contiguous() for each in tensors if not _is_readable(each)]
 

@@ -1,4 +1,4 @@
-"""Norms: what they save for the backward pass and sum in."""
+"""Norms: what they save for the backward pass, and their reduction buffers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def layer_norm_backward(
 def fused_rms_norm(
     device: PythonCuda, x: Tensor, shape: Sequence[int], weight: Tensor | None = None, epsilon: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A kernel of its own on a card (from 2.9 on), parts on the CPU."""
+    """A single kernel on a card (from 2.9 on), several operators on the CPU."""
     x = x.contiguous()
     out = torch.empty_like(x)
     rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
@@ -75,7 +75,7 @@ def fused_rms_norm_backward(
 
 
 def _sum_rows(device: PythonCuda, x: Tensor, shape: Sequence[int], *, num_results: int) -> None:
-    """The gradients of weight and bias: in parts, which are then summed, where there are many short rows."""
+    """Gradients of weight and bias: with many short rows, partial sums that are then added up."""
     width = math.prod(shape)
     rows = x.numel() // max(width, 1)
     num_parts = layer_norm_parts(rows, width, device.num_sms)

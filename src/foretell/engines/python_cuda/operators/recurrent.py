@@ -1,4 +1,4 @@
-"""Recurrent nets: cuDNN's, with the sizes the virtual GPU gives them (native/libraries/cudnn_rnn.c)."""
+"""Recurrent nets by cuDNN, with the virtual GPU's sizes (native/libraries/cudnn_rnn.c)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RELU, TANH, LSTM, GRU = range(4)
 _KINDS: dict[int, Literal["rnn", "lstm", "gru"]] = {RELU: "rnn", TANH: "rnn", LSTM: "lstm", GRU: "gru"}
 
 
-# ---- nets: each is one call of cuDNN ---------------------------------------------------------------------------------
+# ---- nets: one cuDNN call each ---------------------------------------------------------------------------------------
 
 
 @function("lstm.input")
@@ -89,7 +89,7 @@ def _net(
 
 
 def _flat_buffer(device: PythonCuda, params: Sequence[Tensor]) -> Tensor | None:
-    """The one the parameters lie in, if they do."""
+    """The buffer that holds all parameters, if there is one."""
     if not params or device.memory.block_of(params[0]) is None:
         return None
     address = address_of(params[0])
@@ -111,12 +111,12 @@ def _dropout_state(device: PythonCuda, dropout: float, train: bool) -> Tensor:
     return device.dropout_states[dropout]
 
 
-# ---- cuDNN's part ----------------------------------------------------------------------------------------------------
+# ---- cuDNN operators -------------------------------------------------------------------------------------------------
 
 
 @kernel("_cudnn_init_dropout_state")
 def init_dropout_state(device: PythonCuda, dropout: float, train: bool, seed: int, /, **kwargs: Any) -> Tensor:
-    """`kwargs` has a torch.device of the name `device`."""
+    """`kwargs` contains a torch.device named `device`."""
     size = rules.dropout_states(device.num_sms, device.threads_per_sm)
     return torch.empty(size, dtype=torch.uint8, device="cuda")
 
@@ -126,7 +126,7 @@ def flatten(
     device: PythonCuda, weights: Sequence[Tensor], stride: int, width: int, mode: int, hidden: int, projection: int,
     layers: int, batch_first: bool, is_bidirectional: bool,
 ) -> Tensor:  # fmt: skip
-    """The weights move into one buffer."""
+    """Move the weights into one buffer."""
     buffer = torch.zeros(sum(each.numel() for each in weights), dtype=weights[0].dtype, device="cuda")
     at = 0
     for each in weights:
@@ -208,7 +208,7 @@ def backward(
 
 
 def _num_samples(x: Tensor, batch_sizes: Sequence[int]) -> int:
-    """Steps by sequences; a packed batch counts as if all were as long as the longest."""
+    """Steps times sequences; a packed batch counts as if all sequences were as long as the longest."""
     return len(batch_sizes) * batch_sizes[0] if batch_sizes else int(x.size(0) * x.size(1))
 
 
@@ -221,7 +221,7 @@ def _workspace(device: PythonCuda, samples: int, x: Tensor, mode: int, hidden: i
         )
 
 
-# ---- cells: kernels of PyTorch's own (RNN.cu), for which not every version has shape functions -----------------------
+# ---- cells: PyTorch's own kernels (RNN.cu), for which not every version has shape functions --------------------------
 
 
 @kernel("_thnn_fused_gru_cell")

@@ -1,4 +1,4 @@
-"""Sums and the like: blocks of threads that share a result put what they have of it into a buffer."""
+"""Reductions: thread blocks that share a result exchange partial results through a buffer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def extreme(device: PythonCuda, x: Tensor, dims: Any = None, *args: Any) -> None
 
 @extra_memory("argmax", "argmin")
 def place_of_extreme(device: PythonCuda, x: Tensor, dims: Any = None, *args: Any) -> None:
-    """The largest so far, and where it is."""
+    """The largest value so far, and its index."""
     _take_buffer(device, x, dims, 16)
 
 
@@ -58,7 +58,7 @@ def count_nonzero(device: PythonCuda, x: Tensor, dims: Any) -> Tensor:
 
 
 def _copy_in_type(device: PythonCuda, x: Tensor, dtype: Any) -> Tensor | None:
-    """ReduceOps.cpp, make_reduction: a copy in the type of the result, unless the kernel itself converts."""
+    """ReduceOps.cpp, make_reduction: a copy in the result's type, unless the kernel converts."""
     if not x.numel() or dtype in (None, x.dtype):
         return None
     if dtype is torch.float32 and x.dtype in (torch.float16, torch.bfloat16):
@@ -82,7 +82,7 @@ def _take_buffer(device: PythonCuda, x: Tensor, dims: Any, bytes_per_result: int
 
 @kernel("mse_loss", "smooth_l1_loss", takes_operator=True)
 def loss(device: PythonCuda, operator: Any, x: Tensor, target: Tensor, reduction: int = 1, *args: Any) -> Tensor:
-    """Loss.cpp: the result begins as large as the terms, which come after it, and its block stays so large."""
+    """Loss.cpp: the result is first allocated in the size of the terms, before them, and its block stays that large."""
     if not reduction:
         return device.dispatch.general(operator, (x, target, reduction, *args), {})
     shape, dtype = torch.broadcast_shapes(x.shape, target.shape), torch.result_type(x, target)
@@ -93,7 +93,7 @@ def loss(device: PythonCuda, operator: Any, x: Tensor, target: Tensor, reduction
 
 @kernel("huber_loss")
 def huber_loss(device: PythonCuda, x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
-    """Here the terms come first, and are freed."""
+    """Here the terms are allocated first, and freed."""
     shape = torch.broadcast_shapes(x.shape, target.shape)
     terms = torch.empty(shape, dtype=torch.result_type(x, target), device=x.device)
     if not reduction:
@@ -105,7 +105,7 @@ def huber_loss(device: PythonCuda, x: Tensor, target: Tensor, reduction: int = 1
 def binary_cross_entropy(
     device: PythonCuda, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
-    """Loss.cu: the terms become the result, whose block stays as large as they were."""
+    """Loss.cu: the terms become the result, whose block keeps their size."""
     terms = torch.empty_like(x)
     if not reduction or not terms.numel():
         return terms if not reduction else torch.empty((), dtype=x.dtype, device=x.device)

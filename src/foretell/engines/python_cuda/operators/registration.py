@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..device import PythonCuda
 
 torch: Any = sys.modules["torch"]
-"""Imported before: these modules are loaded only in a process that has it."""
+"""Already imported: these modules load only in a process that has it."""
 aten: Any = torch.ops.aten
 Tensor: TypeAlias = Any
-"""torch.Tensor, which mypy does not see."""
+"""torch.Tensor, which mypy cannot see."""
 
 Kind = Literal["function", "kernel", "extra_memory"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -40,18 +40,19 @@ class Registration:
 
 
 def function(*names: str, takes_operator: bool = False) -> Callable[[_Function], _Function]:
-    """Is called instead of the operator: calls other operators, or handles values itself."""
+    """Register a function called instead of the operator: it calls other operators, or handles values itself."""
     return _register("function", names, takes_operator)
 
 
 def kernel(*names: str, takes_operator: bool = False) -> Callable[[_Function], _Function]:
-    """Makes the results, where torch's shape functions would give others or in another order."""
+    """Register a function that makes the results, where torch's shape functions would make others or in another
+    order."""
     return _register("kernel", names, takes_operator)
 
 
 def extra_memory(*names: str, takes_operator: bool = False) -> Callable[[_Function], _Function]:
-    """Takes the extra memory of the CUDA kernel, once the results are made; it is freed when the function returns, or
-    right after that if it is part of what the function returns."""
+    """Register a function that allocates the CUDA kernel's extra memory, once the results are made. The memory is freed
+    when the function returns, or right after that if the function returns it."""
     return _register("extra_memory", names, takes_operator)
 
 
@@ -64,7 +65,7 @@ def _register(kind: Kind, names: tuple[str, ...], takes_operator: bool) -> Calla
 
 
 def registered(module: ModuleType) -> Iterator[tuple[Registration, Callable[..., Any]]]:
-    """The decorated functions of a module, in the order of its text."""
+    """The decorated functions of a module, in source order."""
     for value in vars(module).values():
         registration = getattr(value, _ATTRIBUTE, None)
         if isinstance(registration, Registration) and value.__module__ == module.__name__:
@@ -72,7 +73,7 @@ def registered(module: ModuleType) -> Iterator[tuple[Registration, Callable[...,
 
 
 def overloads(name: str) -> list[Any]:
-    """Of a name as the decorators take it; [] if this version of torch does not have it."""
+    """Overloads of a name as in the decorators; [] if this version of torch lacks it."""
     packet_name, _, overload = name.partition(".")
     packet = getattr(aten, packet_name, None)
     if packet is None:
@@ -82,7 +83,7 @@ def overloads(name: str) -> list[Any]:
 
 
 def register(device: PythonCuda, module: ModuleType) -> None:
-    """Puts the decorated functions of a module into the tables of the device's dispatch."""
+    """Enter the decorated functions of a module into the tables of the device's dispatch."""
     for registration, function in registered(module):
         table = device.dispatch.table(registration.kind)
         for name in registration.names:
