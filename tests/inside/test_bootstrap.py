@@ -15,7 +15,7 @@ def start(code: str, *paths: Path, **variables: str) -> subprocess.CompletedProc
     environment = {key: value for key, value in os.environ.items() if key != "FORETELL_CAPTURE"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [BOOTSTRAP, *paths]))
     return subprocess.run(
-        [sys.executable, "-c", code], env={**environment, **variables}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env={**environment, **variables}, capture_output=True, text=True, timeout=240
     )
 
 

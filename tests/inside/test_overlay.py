@@ -41,7 +41,7 @@ def run(project: Path, code: str) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert process.returncode == 0, process.stderr
     found = {str(path.relative_to(project)): path.read_text() for path in project.rglob("*") if path.is_file()}
