@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from foretell.errors import TraceError, UnsupportedError, UsageError
 from foretell.units import format_bytes
@@ -17,17 +17,56 @@ if TYPE_CHECKING:
     from foretell.trace import Trace
 
 
+class ReportFile(NamedTuple):
+    """An output file other than the JSON: an option, and what is written."""
+
+    option: str
+    metavar: str
+    help: str
+    render: Callable[[Trace, Estimate], str | bytes]
+
+
+def _page(trace: Trace, estimate: Estimate) -> str:
+    from foretell.report import html
+
+    if estimate.attribution is None:
+        reasons = " ".join(estimate.caveats)
+        raise UnsupportedError(f"cannot write the HTML report: attribution is unavailable. {reasons}")
+    return html.render(estimate, estimate.attribution)
+
+
+def _snapshot(trace: Trace, estimate: Estimate) -> bytes:
+    from foretell.report import snapshot
+
+    return snapshot.render(trace, estimate.attribution)
+
+
+REPORTS = (
+    ReportFile(
+        "--report", "FILE.html", "write a self-contained HTML page that shows what holds the memory, and when", _page
+    ),
+    ReportFile(
+        "--snapshot", "FILE.pickle", "write a PyTorch memory snapshot, for https://pytorch.org/memory_viz", _snapshot
+    ),
+)
+"""The reports of `foretell run`, `report` and `what-if`: a new one is a row here."""
+
+
 def add_files(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the options of `write_files`."""
+    """Add `--json` and the options of REPORTS."""
     parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - for standard output")
-    parser.add_argument(
-        "--report", metavar="FILE.html", type=Path,
-        help="write a self-contained HTML page that shows what holds the memory, and when",
-    )  # fmt: skip
-    parser.add_argument(
-        "--snapshot", metavar="FILE.pickle", type=Path,
-        help="write a PyTorch memory snapshot, for https://pytorch.org/memory_viz",
-    )  # fmt: skip
+    for each in REPORTS:
+        parser.add_argument(each.option, metavar=each.metavar, type=Path, help=each.help)
+
+
+def targets_of(options: argparse.Namespace) -> dict[str, str | Path | None]:
+    """The files that the options of `add_files` name, for `check_targets`."""
+    return {"--json": options.json} | {each.option: _path(options, each) for each in REPORTS}
+
+
+def _path(options: argparse.Namespace, report: ReportFile) -> Path | None:
+    path: Path | None = getattr(options, report.option.removeprefix("--").replace("-", "_"))
+    return path
 
 
 def check_targets(targets: dict[str, str | Path | None], *, sources: Sequence[Path] = ()) -> None:
@@ -54,19 +93,10 @@ def write_files(options: argparse.Namespace, trace: Trace, estimate: Estimate) -
 
 def write_reports(options: argparse.Namespace, trace: Trace, estimate: Estimate) -> None:
     """Write every format except JSON."""
-    if options.report:
-        from foretell.report import html
-
-        if estimate.attribution is None:
-            reasons = " ".join(estimate.caveats)
-            raise UnsupportedError(f"cannot write the HTML report: attribution is unavailable. {reasons}")
-        write(options.report, html.render(estimate, estimate.attribution))
-    if options.snapshot:
-        from foretell.report import snapshot
-
-        write(options.snapshot, snapshot.render(trace, estimate.attribution))
-    for path in (options.report, options.snapshot):
-        if path:
+    for each in REPORTS:
+        path = _path(options, each)
+        if path is not None:
+            write(path, each.render(trace, estimate))
             print(f"foretell: wrote {path} ({format_bytes(path.stat().st_size)})", file=sys.stderr)
 
 

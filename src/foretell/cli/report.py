@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from foretell.cli.files import add_files, check_targets, write_files
+from foretell.cli.files import add_files, check_targets, targets_of, write_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +18,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.cli.show import exit_code, show_text
     from foretell.trace import load
 
-    targets = {"--json": options.json, "--report": options.report, "--snapshot": options.snapshot}
-    check_targets(targets, sources=[options.trace])
+    check_targets(targets_of(options), sources=[options.trace])
     trace = load(options.trace)
     estimate = estimate_of(trace)
     show_text(estimate, is_json=options.json == "-")

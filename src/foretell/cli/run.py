@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from foretell.cli.files import add_files, check_targets, write_files
+from foretell.cli.files import add_files, check_targets, targets_of, write_files
 from foretell.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell import trace as traces
     from foretell.cli.show import exit_code, show_text
 
-    files = {"--json": options.json, "--trace": options.trace, "--report": options.report}
-    check_targets({**files, "--snapshot": options.snapshot})
+    check_targets(targets_of(options) | {"--trace": options.trace})
     job = _job(options)
     if not (options.gpu or options.profile or options.quiet):
         print(f"foretell: no --gpu given; assuming {job.gpu.name}", file=sys.stderr, flush=True)

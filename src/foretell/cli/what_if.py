@@ -47,20 +47,14 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.allocator import AllocatorSettings, check_alloc_conf
     from foretell.analysis.verdict import estimate_of
     from foretell.analysis.what_if import what_if
-    from foretell.cli.files import check_targets, write_reports
+    from foretell.cli.files import check_targets, targets_of, write_reports
     from foretell.cli.show import exit_code
     from foretell.trace import load, save
     from foretell.units import parse_bytes
 
     if options.gpu is None and options.alloc_conf is None:
         raise UsageError("nothing to change: give --gpu NAME, --alloc-conf OPTIONS, or both.")
-    targets = {
-        "--json": options.json,
-        "--report": options.report,
-        "--snapshot": options.snapshot,
-        "--trace": options.target,
-    }
-    check_targets(targets, sources=[options.trace])
+    check_targets(targets_of(options) | {"--trace": options.target}, sources=[options.trace])
     trace = load(options.trace)
     settings = None
     if options.alloc_conf is not None:
