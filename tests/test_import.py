@@ -360,6 +360,13 @@ def test_the_backward_pass_of_an_embedding_sorts_many_indices() -> None:
     assert kernel_memory.embedding_backward(few, CARD) == ()
 
 
+def test_a_median_of_all_elements_sorts_them() -> None:
+    """Bytes as on the virtual RTX 3060."""
+    whole = operator("aten::median", (100, 1000), values=("",))
+    assert kernel_memory.median(whole, CARD) == (400_000, 800_000, 800_000, 1_242_623)
+    assert kernel_memory.median(operator("aten::median", (100, 1000), values=("", "1", "False")), CARD) == ()
+
+
 def test_a_sort_of_long_rows_takes_keys_and_places_once_more() -> None:
     """The operator without `stable` calls the one with it, which is counted. Bytes as on the virtual RTX 3060."""
     values = ("", "False", "-1", "False")

@@ -16,7 +16,7 @@ import pytest
 
 from conftest import TESTS, is_alive
 from foretell import api, gpus
-from foretell.errors import UnsupportedError, UsageError
+from foretell.errors import ScriptError, UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Estimate
 from foretell.runs import OUTPUT, Pool, Program, Store, Warm, Watch, parse_workers, pickled, result_of, state_of_code
@@ -164,6 +164,16 @@ def test_a_fork_that_takes_too_much_memory_is_ended(plain: Warm, tmp_path: Path)
     (tmp_path / "run.py").write_text("import signal\nheld = b'x' * (3 << 30)\nsignal.pause()")
     ended = plain.run(plain_program(tmp_path, "run.py", most_bytes=2 << 30, timeout_seconds=120), Watch(tmp_path))
     assert ended.limit == "memory"
+
+
+def test_a_job_that_takes_too_much_memory_says_so_even_if_it_ends_well(tmp_path: Path) -> None:
+    code = "import signal, sys, torch\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+    (tmp_path / "run.py").write_text(code + "held = b'x' * (3 << 30)\nsignal.pause()")
+    options = CaptureOptions(most_host_bytes=2 << 30, timeout_seconds=120)
+    run = api.run(Job(command=("run.py",), gpu=gpus.find("rtx-3060"), cwd=tmp_path, options=options))
+    assert run.trace.exit_status == 0
+    with pytest.raises(ScriptError, match="limit of host memory"):
+        _ = run.estimate
 
 
 def test_what_is_read_when_python_starts_needs_a_process_of_its_own(plain: Warm, tmp_path: Path) -> None:

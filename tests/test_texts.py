@@ -282,6 +282,7 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
         "SIGKILL": replace(trained().trace(exit_status=-9), is_ended=False),
         "SIGSEGV before a step": replace(new().torch().trace(exit_status=-11), is_ended=False),
         "a timeout": trained().trace(is_timed_out=True, exit_status=-15),
+        "the limit of host memory": replace(trained().trace(exit_status=-15), is_over_host_memory=True),
         "no Python": new().trace(),
         "no torch": new().journal("process").trace(),
         "no GPU": new().journal("process").journal("torch", version="2.15.0", cuda="13.2", cudnn=92600).trace(),

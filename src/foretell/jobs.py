@@ -166,4 +166,5 @@ class CaptureResult:
     exit_status: int
     """Exit status of the command, as in `subprocess`: negative means killed by that signal."""
     is_timed_out: bool
+    is_over_host_memory: bool = False
     seconds: float

@@ -88,7 +88,7 @@ def test_a_window_of_the_history_has_each_stack_and_frame_once() -> None:
 
 def test_a_window_of_the_history_has_each_origin_once() -> None:
     alloc = {"action": "alloc", "addr": 512, "size": 100, "stream": 0, "time_us": 7, "frames": []}
-    origin = ("aten.mm", None, "Net.linear", None, "forward")
+    origin = ("aten.mm", None, None, "Net.linear", None, "forward")
     written = window(0, [{**alloc, "origin": origin}, alloc, {**alloc, "origin": origin}])
     assert array("i", written["columns"]["origin"]).tolist() == [0, NOTHING, 0]
     assert written["origins"] == [list(origin)]

@@ -92,6 +92,11 @@ def _refuse(trace: Trace) -> None:
             f"the script was stopped at its time limit (--timeout) after {_where_it_was(trace)}. "
             "Increase the limit, or run fewer steps with --steps N."
         )
+    if trace.is_over_host_memory:
+        raise ScriptError(
+            f"the script was stopped at its limit of host memory (most_host_bytes) after {_where_it_was(trace)}. "
+            "Increase the limit, or load less data on the host."
+        )
 
 
 def _where_it_was(trace: Trace) -> str:

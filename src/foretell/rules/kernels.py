@@ -72,6 +72,11 @@ def sort_bytes(num_segments: int, length: int, key_bytes: int, *, is_in_rows: bo
     return [8 * num, 255 + _up(key_bytes * num, 256) + _up(8 * num, 256)]
 
 
+def median_bytes(num: int, key_bytes: int) -> list[int]:
+    """Sorting.cpp, median_impl sorts all elements: values and indices, and the extra memory of the sort."""
+    return [key_bytes * num, 8 * num, *sort_bytes(1, num, key_bytes)]
+
+
 # --- norms ------------------------------------------------------------------------------------------------------------
 
 

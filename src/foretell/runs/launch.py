@@ -45,6 +45,7 @@ def launch(
         libraries=libraries_of(job),
         exit_status=ended.exit_status,
         is_timed_out=ended.limit == "time",
+        is_over_host_memory=ended.limit == "memory",
         seconds=ended.seconds,
     )
 

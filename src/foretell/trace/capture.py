@@ -216,6 +216,7 @@ def _assemble(
         used_by_others_bytes=result.job.used_by_others_bytes,
         exit_status=result.exit_status,
         is_timed_out=result.is_timed_out,
+        is_over_host_memory=result.is_over_host_memory,
         seconds={"total": result.seconds, "script": result.seconds, **told.seconds},
         python_version=told.python_version,
         torch_version=told.torch_version,

@@ -315,6 +315,8 @@ class Trace:
     libraries: LibraryBytes
     exit_status: int
     is_timed_out: bool
+    is_over_host_memory: bool = False
+    """Stopped at `CaptureOptions.most_host_bytes`."""
     seconds: dict[str, float]
     python_version: str | None
     torch_version: str | None

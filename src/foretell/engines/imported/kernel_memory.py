@@ -65,9 +65,18 @@ def sort(operator: Operator, card: Card) -> tuple[int, ...]:
     return tuple(kernels.sort_bytes(num_segments, length, tensor.element_bytes, is_in_rows=is_in_rows))
 
 
+def median(operator: Operator, card: Card) -> tuple[int, ...]:
+    """The sort of all elements; along a dimension only a copy, if the operand is not contiguous."""
+    tensor = operator.tensors[0]
+    if len(operator.values) > 1:
+        return () if tensor.is_contiguous else (tensor.num_bytes,)
+    return tuple(kernels.median_bytes(tensor.num_elements, tensor.element_bytes)) if tensor.num_elements else ()
+
+
 _NUM_SORT_ARGUMENTS = 4
 TEMPORARIES: dict[str, Rule] = {
     "aten::sort": sort,
+    "aten::median": median,
     "aten::embedding_dense_backward": embedding_backward,
     "aten::sum": sum_of_rows,
     "aten::native_layer_norm_backward": layer_norm_backward,
@@ -149,7 +158,7 @@ _UNLIKE = re.compile(
     r"aten::(topk|cumsum|cumprod|unique\w*|_unique2|multinomial|nonzero|masked_select|index_put_?|_index_put_impl_|"
     r"lstm|gru|rnn_tanh|rnn_relu|lstm_cell|gru_cell|_thnn\w*|_?ctc_loss|_?fft\w*|stft|"
     r"linalg_(?!vector_norm)\w+|_linalg\w*|cholesky\w*|svd|qr|"
-    r"native_group_norm\w*|grid_sampler\w*|upsample_bicubic2d\w*|_embedding_bag\w*|median|kthvalue|histc|bincount)$"
+    r"native_group_norm\w*|grid_sampler\w*|upsample_bicubic2d\w*|_embedding_bag\w*|kthvalue|histc|bincount)$"
 )
 """Operators whose CUDA kernels are known to take extra memory, of unknown size."""
 

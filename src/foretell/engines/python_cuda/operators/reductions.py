@@ -57,6 +57,24 @@ def count_nonzero(device: PythonCuda, x: Tensor, dims: Any) -> Tensor:
     return (x != 0).sum(dims)
 
 
+@kernel("median")
+def median(device: PythonCuda, x: Tensor) -> Tensor:
+    """Sorting.cpp, median_impl: sorts all elements; the last is the result if it is NaN."""
+    if not x.numel():
+        return torch.empty((), dtype=x.dtype, device=x.device)
+    ordered = x.flatten().sort()[0]
+    return torch.where(ordered[-1].isnan(), ordered[-1], ordered[(x.numel() - 1) // 2])
+
+
+@extra_memory("median.dim_values")
+def median_of_dimension(device: PythonCuda, x: Tensor, dim: int, keepdim: bool = False, **results: Tensor) -> None:
+    """Sorting.cpp, median_with_indices_impl: copies an operand that is not contiguous."""
+    if x.dim() and not x.is_contiguous():
+        with device.rule("copy of an operand"):
+            copy = device.buffer(x.numel(), x.dtype)
+            del copy
+
+
 def _copy_in_type(device: PythonCuda, x: Tensor, dtype: Any) -> Tensor | None:
     """ReduceOps.cpp, make_reduction: a copy in the result's type, unless the kernel converts."""
     if not x.numel() or dtype in (None, x.dtype):
