@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "diff": NOUNS | {"trace", "analysis", "report"},
     "api": NOUNS | {"gpus", "runs", "trace", "analysis"},
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
-    "evaluation": NOUNS | {"gpus", "runs", "api"},
+    "evaluation": NOUNS | {"gpus", "runs", "report", "api"},
     "evaluation.workloads": set(),
     "cli": EVERYTHING,
     "__init__": NOUNS | {"api"},

@@ -19,22 +19,14 @@ from foretell.diff.compare import (
 from foretell.diff.summary import Summary
 from foretell.diff.text import PEAK_WORDS
 from foretell.report.holders import words_of
+from foretell.report.static_page import document, scrolling_table
 from foretell.units import format_bytes
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1c2330; --soft: #667; --line: #dde; --back: #fff; --more: #c4314b;
-        --less: #1f8a4c; --bar: #eef; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e4e7ee; --soft: #99a; --line: #333a48; --back: #14171d; --more: #ff6b81; --less: #4cc97f; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); margin: 2rem auto;
-       max-width: 72rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; }
-p, .soft { color: var(--soft); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; width: 100%; }
-th { text-align: right; color: var(--soft); font-weight: 500; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+:root { --more: #c4314b; --less: #1f8a4c; }
+@media (prefers-color-scheme: dark) { :root { --more: #ff6b81; --less: #4cc97f; } }
+.soft { color: var(--soft); }
+table { width: 100%; }
 th.name, td.name { text-align: left; white-space: pre-wrap; overflow-wrap: anywhere; }
 .more { color: var(--more); } .less { color: var(--less); }
 td.bar { width: 12rem; } td.bar div { height: .7rem; border-radius: 2px; background: currentColor; opacity: .75; }
@@ -51,12 +43,7 @@ _ROWS = 20
 
 
 def render(difference: Difference) -> str:
-    title = escape(sentence(difference))
-    tone = _tone(outlook(difference))
     parts = [
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<style>{_STYLE}</style></head><body><h1 class='{tone}'>{title}</h1>",
         _runs(difference),
         _section("The peak", [(PEAK_WORDS[change.name], change) for change in difference.peaks]),
         _section("By category", [(words_of(change.name), change) for change in difference.categories or ()]),
@@ -66,9 +53,8 @@ def render(difference: Difference) -> str:
         _section("By step, allocated", [(f"step {step.index}", step.allocated) for step in difference.steps]),
         _facts(difference),
         _notes(difference),
-        "</body></html>",
     ]
-    return "\n".join(part for part in parts if part)
+    return document(sentence(difference), parts, style=_STYLE, tone=_tone(outlook(difference)))
 
 
 def _runs(difference: Difference) -> str:
@@ -101,14 +87,12 @@ def _table(title: str, headings: Sequence[str], num_names: int, rows: Sequence[t
         return ""
     largest = max(abs(change.bytes) for _, change in rows) or 1
     drawn = [_row([*names, *_sizes(change, largest)], num_names, _tone(change.bytes)) for names, change in rows]
-    head = "".join(f"<th{' class=name' if n < num_names else ''}>{escape(h)}</th>" for n, h in enumerate(headings))
-    head = f"<thead><tr>{head}</tr></thead>"
-    first = f"<div class='scroll'><table>{head}<tbody>{''.join(drawn[:_ROWS])}</tbody></table></div>"
+    head = [f"<th{' class=name' if n < num_names else ''}>{escape(h)}</th>" for n, h in enumerate(headings)]
     rest = ""
     if drawn[_ROWS:]:
-        rest = f"<details><summary>{len(drawn) - _ROWS} more</summary><div class='scroll'><table>{head}"
-        rest += f"<tbody>{''.join(drawn[_ROWS:])}</tbody></table></div></details>"
-    return f"<h2>{escape(title)}</h2>{first}{rest}"
+        more = scrolling_table(head, drawn[_ROWS:])
+        rest = f"<details><summary>{len(drawn) - _ROWS} more</summary>{more}</details>"
+    return f"<h2>{escape(title)}</h2>{scrolling_table(head, drawn[:_ROWS])}{rest}"
 
 
 def _row(cells: Sequence[str], num_names: int, tone: str = "") -> str:
@@ -136,8 +120,8 @@ def _facts(difference: Difference) -> str:
     if not difference.facts:
         return ""
     rows = [_row([escape(fact.name), escape(fact.before), escape(fact.after)], 3) for fact in difference.facts]
-    head = "<thead><tr><th></th><th class=name>before</th><th class=name>after</th></tr></thead>"
-    return f"<h2>Other differences</h2><table>{head}<tbody>{''.join(rows)}</tbody></table>"
+    head = ("<th></th>", "<th class=name>before</th>", "<th class=name>after</th>")
+    return f"<h2>Other differences</h2>{scrolling_table(head, rows)}"
 
 
 def _notes(difference: Difference) -> str:

@@ -10,18 +10,11 @@ from foretell.errors import UnsupportedError
 from foretell.evaluation import tables
 from foretell.evaluation.metrics import OURS, REQUEST, Figures, Judged
 from foretell.evaluation.statistics import Draws, Factor
+from foretell.report.static_page import document, scrolling_table
 from foretell.units import GIB
 
 _STYLE = """
-:root { color-scheme: light; --text: #1c2330; --soft: #667; --line: #ccd; --back: #fff; }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); margin: 2rem auto;
-       max-width: 76rem; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-p { color: var(--soft); max-width: 60rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
-th { text-align: right; color: var(--soft); font-weight: 500; }
-th, td { padding: .15rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+:root { color-scheme: light; --text: #1c2330; --soft: #667; --line: #ccd; --back: #fff; } /* as the charts */
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 tr.ours td { font-weight: 600; }
 """
@@ -48,9 +41,7 @@ def render(
         ("Residuals by batch size", "foretell's signed error.", _residuals(plotly, judged)),
     ]
     parts = [
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1><p>{html.escape(about)}</p>",
+        f"<p>{html.escape(about)}</p>",
         _table(tables.HEADINGS, [(tables.figure_row(each), each.tool == OURS) for each in figures]),
     ]
     for number, (heading, text, figure) in enumerate(drawn):
@@ -61,18 +52,17 @@ def render(
         _table(tables.FACTOR_HEADINGS, [(tables.factor_row(each), False) for each in factors]),
         "<h2>Random configurations</h2><p>Bootstrap: a model at random, then one of its measured runs.</p>",
         _table(tables.DRAWS_HEADINGS, [(tables.draws_row(each), each.tool == OURS) for each in draws]),
-        "</body></html>",
     ]
-    return "\n".join(parts)
+    return document(title, parts, style=_STYLE)
 
 
 def _table(headings: Sequence[str], rows: Sequence[tuple[Sequence[str], bool]]) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
-    body = "".join(
+    head = [f"<th>{html.escape(heading)}</th>" for heading in headings]
+    body = [
         f"<tr{' class=ours' if is_ours else ''}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
         for row, is_ours in rows
-    )
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    ]
+    return scrolling_table(head, body)
 
 
 def _label(each: Judged) -> str:
