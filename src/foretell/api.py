@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from foretell import gpus
+from foretell import disk, gpus
 from foretell import trace as traces
 from foretell.analysis.verdict import estimate_of
 from foretell.errors import UnsupportedError, UsageError
@@ -111,6 +111,9 @@ def estimate(
         raise UsageError(f"a command must be a list of words: foretell.estimate({job.split()!r}, ...)")
     if not callable(job) and (args or kwargs):
         raise UsageError("args and kwargs are for functions; put the arguments of a command in its list.")
+    problem = disk.why_not_writable(Path(trace)) if trace is not None else None
+    if problem is not None:
+        raise UsageError(f"trace={str(trace)!r}: {problem}.")
     done = run(
         Job(
             command=(name_of(job),) if callable(job) else tuple(str(word) for word in job),

@@ -24,4 +24,4 @@ class ScriptError(ForetellError):
 
 
 class TraceError(ForetellError):
-    """A trace file cannot be written or read."""
+    """A file cannot be written or read."""

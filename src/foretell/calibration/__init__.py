@@ -1,6 +1,6 @@
 """The memory a real card uses outside PyTorch: measured once (`foretell calibrate`), used anywhere (`--profile`)."""
 
 from foretell.calibration.measuring import measure
-from foretell.calibration.profile import load, save
+from foretell.calibration.profile import load, render
 
-__all__ = ["load", "measure", "save"]
+__all__ = ["load", "measure", "render"]

@@ -13,11 +13,8 @@ from foretell.records import Profile
 SCHEMA = "foretell.profile/1"
 
 
-def save(profile: Profile, path: Path) -> None:
-    try:
-        path.write_text(json.dumps({"schema": SCHEMA, **to_plain(profile)}, indent=1) + "\n", "utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the profile {path}: {error.strerror}.") from None
+def render(profile: Profile) -> str:
+    return json.dumps({"schema": SCHEMA, **to_plain(profile)}, indent=1) + "\n"
 
 
 def load(path: Path) -> Profile:

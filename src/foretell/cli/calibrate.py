@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from foretell.errors import UsageError
-
 _EPILOG = """Run this once on a machine with the GPU, with nothing else running on it; it takes a few seconds.
 On any machine, the profile then replaces foretell's built-in figures for the CUDA context, the libraries and,
 with cuDNN before 9.8, convolution workspaces (cuDNN 9.8 and newer is queried directly).
@@ -26,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from foretell import calibration, gpus
+    from foretell.cli.files import check_targets, write
     from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.rules import library_bytes
     from foretell.units import format_bytes
 
-    if not options.output.resolve().parent.is_dir():
-        raise UsageError(f"--output {options.output}: no such folder: {options.output.resolve().parent}.")
+    check_targets({"--output": options.output})
     virtual = None
     if options.gpu:
         gpu = gpus.find(options.gpu)
@@ -39,7 +37,7 @@ def execute(options: argparse.Namespace) -> int:
     terminal = console(stderr=True)
     with terminal.status("measuring the GPU ..."):
         profile = calibration.measure(device=options.device, virtual=virtual)
-    calibration.save(profile, options.output)
+    write(options.output, calibration.render(profile), is_private=False)
     libraries = profile.libraries
     asking = [each for each in profile.convolutions if each.workspace_bytes]
     with ignore_broken_pipe():
@@ -49,5 +47,5 @@ def execute(options: argparse.Namespace) -> int:
         print(f"  cuDNN                   {format_bytes(libraries.cudnn)}")
         print(f"  cuDNN, batch norm       {format_bytes(libraries.cudnn_batch_norm)}")
         print(f"  convolutions            {len(profile.convolutions)} measured, {len(asking)} with a workspace")
-        print(f"wrote {options.output}; use it with: foretell run --profile {options.output} SCRIPT.py")
+        print(f"use it with: foretell run --profile {options.output} SCRIPT.py")
     return 0

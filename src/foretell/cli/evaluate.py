@@ -80,15 +80,13 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
+    from foretell.cli.files import check_targets
     from foretell.runs import parse_workers
 
     options.workers = parse_workers(options.workers)
     if options.sample is not None and options.sample < 1:
         raise UsageError(f"--sample {options.sample}: must be 1 or more.")
-    for name in ("answers", "html", "json", "markdown"):
-        path = getattr(options, name)
-        if path is not None and str(path) != "-" and not Path(path).resolve().parent.is_dir():
-            raise UsageError(f"--{name} {path}: no such folder: {Path(path).resolve().parent}.")
+    check_targets({f"--{name}": getattr(options, name) for name in ("answers", "html", "json", "markdown")})
 
 
 def _sets(options: argparse.Namespace) -> list[str]:
@@ -173,6 +171,7 @@ def _show(
     factors: list[Factor],
     draws: list[Draws],
 ) -> None:
+    from foretell.cli.files import write
     from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.evaluation import page, tables
 
@@ -188,15 +187,16 @@ def _show(
     }
     if options.html:
         title = "foretell compared with measured runs"
-        options.html.write_text(page.render(judged, figures, factors, draws, title=title, about=about), "utf-8")
+        write(options.html, page.render(judged, figures, factors, draws, title=title, about=about), is_private=False)
     if options.markdown:
-        _write_markdown(options.markdown, _markdown(about, figures, factors, draws))
+        text = _between_markers(options.markdown, _markdown(about, figures, factors, draws))
+        write(options.markdown, text, is_private=False)
     if options.json == "-":
         with ignore_broken_pipe():
             print(json.dumps(document, indent=2))
         return
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=2), "utf-8")
+        write(Path(options.json), json.dumps(document, indent=2) + "\n", is_private=False)
     with ignore_broken_pipe():
         terminal = console()
         if not terminal.is_terminal:
@@ -234,11 +234,10 @@ def _markdown(about: str, figures: Sequence[Figures], factors: Sequence[Factor],
     return "\n\n".join(parts)
 
 
-def _write_markdown(path: Path, text: str) -> None:
-    """Write the text; a file with the markers keeps everything around them."""
-    before, begin, rest = path.read_text("utf-8").partition(_BEGIN) if path.exists() else ("", "", "")
+def _between_markers(path: Path, text: str) -> str:
+    """The file with the text; if it has the markers, everything around them is kept."""
+    before, begin, rest = path.read_text("utf-8").partition(_BEGIN) if path.is_file() else ("", "", "")
     _, end, after = rest.partition(_END)
-    if begin and end:
-        path.write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}", "utf-8")
-    else:
-        path.write_text(f"{_BEGIN}\n\n{text}\n\n{_END}\n", "utf-8")
+    if not (begin and end):
+        before, after = "", "\n"
+    return f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}"

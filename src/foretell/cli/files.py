@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from foretell.errors import TraceError, UnsupportedError, UsageError
+from foretell import disk
+from foretell.cli.terminal import say
+from foretell.errors import UnsupportedError, UsageError
 from foretell.units import format_bytes
 
 if TYPE_CHECKING:
@@ -75,11 +75,12 @@ def check_targets(targets: dict[str, str | Path | None], *, sources: Sequence[Pa
     for option, path in targets.items():
         if path is None or path == "-":
             continue
+        if not str(path):
+            raise UsageError(f"{option}: the file name is empty.")
+        problem = disk.why_not_writable(Path(path))
+        if problem is not None:
+            raise UsageError(f"{option} {path}: {problem}.")
         target = Path(path).resolve()
-        if not target.parent.is_dir():
-            raise UsageError(f"{option} {path}: no such folder: {target.parent}.")
-        if target.is_dir():
-            raise UsageError(f"{option} {path}: is a folder. Give a file name.")
         if target in taken and not target.is_char_device():  # /dev/null may be given twice
             raise UsageError(f"{option} {path}: this file {taken[target]}. Give another file name.")
         taken[target] = f"is already the target of {option}"
@@ -97,7 +98,6 @@ def write_reports(options: argparse.Namespace, trace: Trace, estimate: Estimate)
         path = _path(options, each)
         if path is not None:
             write(path, each.render(trace, estimate))
-            print(f"foretell: wrote {path} ({format_bytes(path.stat().st_size)})", file=sys.stderr)
 
 
 def write_json(estimate: Estimate, target: str) -> None:
@@ -111,9 +111,17 @@ def write_json(estimate: Estimate, target: str) -> None:
         print(json.render(estimate), flush=True)
 
 
-def write(path: Path, content: str | bytes) -> None:
-    try:
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise TraceError(f"cannot write {path}: {'no space left on the disk' if full else error.strerror}.") from None
+def write_trace(trace: Trace, path: Path) -> None:
+    from foretell import trace as traces
+
+    traces.save(trace, path)
+    _say_written(path)
+
+
+def write(path: Path, content: str | bytes, *, is_private: bool = True) -> None:
+    disk.write(path, content, is_private=is_private)
+    _say_written(path)
+
+
+def _say_written(path: Path) -> None:
+    say(f"wrote {path} ({format_bytes(path.stat().st_size)})" if path.is_file() else f"wrote {path}")

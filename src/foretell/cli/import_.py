@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from foretell.errors import UsageError
@@ -40,23 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     from foretell import api, gpus
     from foretell.analysis.verdict import estimate_of
-    from foretell.cli.files import check_targets, write_json
+    from foretell.cli.files import check_targets, write_json, write_trace
     from foretell.cli.show import exit_code, show_text
-    from foretell.cli.terminal import console, ignore_broken_pipe
+    from foretell.cli.terminal import console, ignore_broken_pipe, say
     from foretell.engines import imported as cpu
     from foretell.engines.imported import explain
-    from foretell.trace import save
     from foretell.units import parse_bytes
 
     check_targets({"--json": options.json, "--trace": options.trace}, sources=[options.profile])
     gpu = gpus.find(options.gpu or api.DEFAULT_GPU)
     if not options.gpu:
-        print(f"foretell: no --gpu given; assuming {gpu.name}", file=sys.stderr, flush=True)
+        say(f"no --gpu given; assuming {gpu.name}")
     card = cpu.Card(gpu=gpu, torch=_version(options.torch) if options.torch else cpu.NEWEST_TORCH)
     context_bytes = parse_bytes(options.context) if options.context else None
     imported = cpu.import_profile(options.profile, card, context_bytes=context_bytes, explain=options.explain)
     if options.trace:
-        save(imported.trace, options.trace)
+        write_trace(imported.trace, options.trace)
     estimate = estimate_of(imported.trace)
     show_text(estimate, is_json=options.json == "-")
     if options.json:

@@ -17,6 +17,7 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 from foretell import __version__
+from foretell.cli.terminal import say
 from foretell.errors import ForetellError, UsageError
 
 # name -> its line in `foretell --help`. The module foretell.cli.<name> has `add_arguments` and `execute`; a name that
@@ -56,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _terminated_as_interrupted():
             return _dispatch(words)
     except ForetellError as error:
-        _say(str(error))
+        say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted; all child processes have been stopped.")
+        say("interrupted; all child processes have been stopped.")
         return INTERRUPTED
 
 
@@ -101,11 +102,6 @@ def _dispatch(words: list[str]) -> int:
 def _module(command: str) -> ModuleType:
     name = command.replace("-", "_")
     return importlib.import_module(f"foretell.cli.{name}_" if keyword.iskeyword(name) else f"foretell.cli.{name}")
-
-
-def _say(message: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(f"foretell: {message}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from foretell.cli.files import add_files, check_targets, targets_of, write_files
+from foretell.cli.files import add_files, check_targets, targets_of, write_files, write_trace
+from foretell.cli.terminal import say
 from foretell.errors import UsageError
 
 if TYPE_CHECKING:
@@ -110,17 +111,16 @@ def prepare(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
 
 def execute(options: argparse.Namespace) -> int:
     from foretell import api
-    from foretell import trace as traces
     from foretell.cli.show import exit_code, show_text
 
     check_targets(targets_of(options) | {"--trace": options.trace})
     job = _job(options)
     if not (options.gpu or options.profile or options.quiet):
-        print(f"foretell: no --gpu given; assuming {job.gpu.name}", file=sys.stderr, flush=True)
+        say(f"no --gpu given; assuming {job.gpu.name}")
     with api.scratch() as folder:
         run = api.run(job, directory=folder, on_progress=None if options.quiet else _progress())
         if options.trace:
-            traces.save(run.trace, options.trace)
+            write_trace(run.trace, options.trace)
         if options.keep_writes:
             _keep_writes(folder / "overlay", options.keep_writes)
     estimate, is_json = run.estimate, options.json == "-"
@@ -190,11 +190,11 @@ def _advise(job: Job, estimate: Estimate, *, is_json: bool, is_quiet: bool) -> E
     from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.report import advice_text
 
-    def say(text: str) -> None:
+    def note(text: str) -> None:
         if not is_quiet:
-            print(f"foretell: {text}", file=sys.stderr, flush=True)
+            say(text)
 
-    findings = advise(job, estimate, say=say)
+    findings = advise(job, estimate, say=note)
     with ignore_broken_pipe():
         advice_text.render(
             findings.advice,
@@ -249,6 +249,6 @@ def _progress() -> Callable[[Progress], None]:
             text += f", {progress.num_operators:,} operators computed"
         if progress.remaining_seconds is not None:
             text += f", about {progress.remaining_seconds:.0f} s left"
-        print(f"{wipe}foretell: {progress.seconds:.0f} s, {text}", file=sys.stderr, flush=True)
+        say(f"{progress.seconds:.0f} s, {text}", before=wipe)
 
     return show

@@ -22,6 +22,12 @@ def console(*, stderr: bool = False) -> Console:
     return Terminal(stderr=stderr, highlight=False)
 
 
+def say(message: str, *, before: str = "") -> None:
+    """A line of foretell's own, on standard error."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{before}foretell: {message}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def ignore_broken_pipe() -> Iterator[None]:
     try:

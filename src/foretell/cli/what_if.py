@@ -47,9 +47,9 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.allocator import AllocatorSettings, check_alloc_conf
     from foretell.analysis.verdict import estimate_of
     from foretell.analysis.what_if import what_if
-    from foretell.cli.files import check_targets, targets_of, write_reports
+    from foretell.cli.files import check_targets, targets_of, write_reports, write_trace
     from foretell.cli.show import exit_code
-    from foretell.trace import load, save
+    from foretell.trace import load
     from foretell.units import parse_bytes
 
     if options.gpu is None and options.alloc_conf is None:
@@ -70,7 +70,7 @@ def execute(options: argparse.Namespace) -> int:
     estimate = estimate_of(found.trace)
     _show(options, estimate, found)
     if options.target:
-        save(found.trace, options.target)
+        write_trace(found.trace, options.target)
     write_reports(options, found.trace, estimate)
     return exit_code(estimate)
 

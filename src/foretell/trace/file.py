@@ -6,18 +6,15 @@ truncated or newer file raises a `TraceError` that says so.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import os
 import sys
-import tempfile
 import zipfile
 from array import array
 from dataclasses import Field, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from foretell import disk
 from foretell.allocator import AllocatorSettings
 from foretell.errors import TraceError
 from foretell.protocol import native_log
@@ -64,22 +61,9 @@ _ADVICE = "Record a new one with `foretell run --trace FILE ...`."
 
 
 def save(trace: Trace, path: Path) -> None:
-    """Write the file atomically."""
-    path = Path(path)
-    temporary: str | None = None
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z:
-            _write_members(trace, z)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise TraceError(f"no space left for the trace {path}. Free some, or use another --trace.") from None
-        raise TraceError(f"cannot write the trace {path}: {error.strerror or error}.") from None
+    """Write the file, for its owner alone: the command line and the paths of the script are in it."""
+    with disk.writing(Path(path)) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        _write_members(trace, archive)
 
 
 def load(path: Path) -> Trace:
