@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     from foretell import calibration, gpus
     from foretell.cli.files import check_targets, write
-    from foretell.cli.terminal import console, ignore_broken_pipe
+    from foretell.cli.terminal import console, ignore_broken_pipe, printable
     from foretell.rules import library_bytes
     from foretell.units import format_bytes
 
@@ -41,7 +41,7 @@ def execute(options: argparse.Namespace) -> int:
     libraries = profile.libraries
     asking = [each for each in profile.convolutions if each.workspace_bytes]
     with ignore_broken_pipe():
-        print(f"{profile.device_name}, torch {profile.torch_version}, driver {profile.driver_version}")
+        print(printable(f"{profile.device_name}, torch {profile.torch_version}, driver {profile.driver_version}"))
         print(f"  context                 {format_bytes(profile.context_bytes)}")
         print(f"  cuBLAS                  {format_bytes(libraries.cublas)}")
         print(f"  cuDNN                   {format_bytes(libraries.cudnn)}")

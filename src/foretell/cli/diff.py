@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    from rich.text import Text
+
     from foretell.cli.files import check_targets, write
     from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.diff import compare, grown_over, json, page, summary_of, text
@@ -50,7 +52,7 @@ def execute(options: argparse.Namespace) -> int:
         terminal = console(stderr=options.json == "-")
         text.render(difference, terminal)
         if reason is not None:
-            terminal.print(f"\n  [bold red]over the limit[/] of {options.fail_over}: {reason}")
+            terminal.print(Text.assemble("\n  ", ("over the limit", "bold red"), f" of {options.fail_over}: {reason}"))
         if options.json == "-":
             print(json.render(difference), flush=True)
     return 0 if reason is None else _GREW

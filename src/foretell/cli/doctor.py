@@ -64,21 +64,22 @@ def execute(options: argparse.Namespace) -> int:
         if not options.json:
             _print(finding)
     is_well = all(finding.state != "failed" for finding in findings)
-    if options.json:
-        print(json.dumps({"is_well": is_well, "findings": [asdict(finding) for finding in findings]}, indent=2))
-    elif is_well:
-        print("\nforetell is ready. Try: foretell run --gpu rtx-3060 YOUR_SCRIPT.py")
+    with ignore_broken_pipe():
+        if options.json:
+            print(json.dumps({"is_well": is_well, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        elif is_well:
+            print("\nforetell is ready. Try: foretell run --gpu rtx-3060 YOUR_SCRIPT.py")
     return 0 if is_well else 2
 
 
 def _list_patches(python: str, *, as_json: bool) -> int:
     patches = list_patches(python, gpus.find("rtx-3060"))
-    if as_json:
-        print(json.dumps(patches, indent=2))
-        return 0
     rows = sorted({(each["what"], each["by"]) for each in patches})
     width = max(len(what) for what, _ in rows)
     with ignore_broken_pipe():
+        if as_json:
+            print(json.dumps(patches, indent=2))
+            return 0
         for what, by in rows:
             print(f"{what:<{width}}  {by}")
     return 0

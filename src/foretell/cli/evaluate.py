@@ -171,6 +171,8 @@ def _show(
     factors: list[Factor],
     draws: list[Draws],
 ) -> None:
+    from rich.text import Text
+
     from foretell.cli.files import write
     from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.evaluation import page, tables
@@ -207,7 +209,8 @@ def _show(
         for each in explaining[:5]:
             terminal.print(f"  {each.set}: {each.name} explains {each.share:.0%} of the variance of the error")
         for answer in problems[:5]:
-            terminal.print(f"  [yellow]![/] {answer.key} has no estimate: {(answer.problem or '')[:200]}", markup=True)
+            problem = f" {answer.key} has no estimate: {(answer.problem or '')[:200]}"
+            terminal.print(Text.assemble("  ", ("!", "yellow"), problem))
 
 
 def _about(options: argparse.Namespace, answers: dict[str, Answer], problems: Sequence[Answer]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from foretell import disk
-from foretell.cli.terminal import say
+from foretell.cli.terminal import ignore_broken_pipe, is_stdout_closed, say
 from foretell.errors import UnsupportedError, UsageError
 from foretell.units import format_bytes
 
@@ -73,6 +73,8 @@ def check_targets(targets: dict[str, str | Path | None], *, sources: Sequence[Pa
     """Rejects targets that cannot be written, or that would overwrite an input, before any work is done."""
     taken = {source.resolve(): "is an input" for source in sources}
     for option, path in targets.items():
+        if path == "-" and is_stdout_closed():
+            raise UsageError(f"{option} -: standard output is closed. Give a file name.")
         if path is None or path == "-":
             continue
         if not str(path):
@@ -101,7 +103,6 @@ def write_reports(options: argparse.Namespace, trace: Trace, estimate: Estimate)
 
 
 def write_json(estimate: Estimate, target: str) -> None:
-    from foretell.cli.terminal import ignore_broken_pipe
     from foretell.report import json
 
     if target != "-":

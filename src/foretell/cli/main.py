@@ -1,7 +1,8 @@
 """Parses `argv`, runs the command and picks the exit code.
 
 0 the job fits; 3 it would run out of memory; 1 the script itself failed; 2 wrong usage or an unsupported environment;
-130 interrupted. Commands are imported on use, and rich only by them, so that `--help` starts at once.
+130 interrupted; 70 a bug in foretell. Commands are imported on use, and rich only by them, so that `--help` starts at
+once.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ import argparse
 import contextlib
 import importlib
 import keyword
+import platform
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from foretell import __version__
-from foretell.cli.terminal import say
+from foretell.cli.terminal import ignore_broken_pipe, prepare_streams, say
 from foretell.errors import ForetellError, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 # name -> its line in `foretell --help`. The module foretell.cli.<name> has `add_arguments` and `execute`; a name that
 # is a Python keyword gets an underscore: foretell.cli.import_.
@@ -34,6 +41,8 @@ COMMANDS = {
     "doctor": "check the installation",
 }
 INTERRUPTED = 130
+BUG = 70
+"""EX_SOFTWARE of sysexits.h: not 1, which is the script's."""
 
 _DESCRIPTION = "Run your PyTorch training script on a GPU you don't have, and see how much memory it needs."
 _EPILOG = """examples:
@@ -42,7 +51,7 @@ _EPILOG = """examples:
   foretell gpus
 
 exit codes: 0 the job fits; 3 it would run out of memory; 1 the script itself failed;
-            2 wrong usage or an unsupported environment; 130 interrupted
+            2 wrong usage or an unsupported environment; 130 interrupted; 70 a bug in foretell
 """
 
 
@@ -50,9 +59,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. See `{self.prog} --help`.")
 
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        with ignore_broken_pipe():
+            (file or sys.stdout).write(message)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    prepare_streams()
     try:
         with _terminated_as_interrupted():
             return _dispatch(words)
@@ -62,6 +76,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("interrupted; all child processes have been stopped.")
         return INTERRUPTED
+    except MemoryError:
+        say("this machine has run out of memory (RAM, or a limit such as ulimit -v).")
+        return 2
+    except Exception as error:
+        say(_bug_report(error))
+        return BUG
+
+
+def _bug_report(error: Exception) -> str:
+    """What to tell the user; the traceback goes to a file."""
+    about = f"foretell {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    text = f"{about}\n\n{''.join(traceback.format_exception(error))}"
+    what = f"internal error: {traceback.format_exception_only(error)[-1].strip()}"
+    try:
+        with tempfile.NamedTemporaryFile(prefix="foretell-", suffix=".txt", delete=False) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+    except OSError:
+        return f"{what}\n{text}\nThis is a bug in foretell. Please open an issue with this text."
+    return f"{what}. This is a bug in foretell. Please open an issue with the traceback, which is in {file.name}."
 
 
 def _dispatch(words: list[str]) -> int:

@@ -101,14 +101,14 @@ def _document(options: argparse.Namespace, estimate: Estimate, found: WhatIf) ->
 
 def _show(options: argparse.Namespace, estimate: Estimate, found: WhatIf) -> None:
     from foretell.cli.files import write
-    from foretell.cli.terminal import ignore_broken_pipe
+    from foretell.cli.terminal import ignore_broken_pipe, printable
     from foretell.units import format_bytes
 
     if options.json:
         text = json.dumps(_document(options, estimate, found), indent=2) + "\n"
         if options.json != "-":
             write(Path(options.json), text)
-    name, capacity = estimate.gpu.name, format_bytes(found.capacity.reservable_bytes)
+    name, capacity = printable(estimate.gpu.name), format_bytes(found.capacity.reservable_bytes)
     with ignore_broken_pipe():
         if options.json == "-":
             print(text, end="", flush=True)
