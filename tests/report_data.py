@@ -303,7 +303,7 @@ def estimate_for(attribution: Attribution, *, gpu: str = "a100-80gb", is_out_of_
     )  # fmt: skip
     return Estimate(
         engine="virtual", verdict="oom" if is_out_of_memory else "fits", gpu=gpus.find(gpu),
-        torch_version="2.15.0+cu132", cuda_version="13.2", peak=peak, peak_step=min(1, num_steps - 1),
+        torch_version="2.15.0+cu132", cuda_version="13.2", peak=peak, peak_step=0,
         steps=tuple(
             StepPeak(index=i, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved) for i in range(num_steps)
         ),

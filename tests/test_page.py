@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from conftest import ROOT
-from foretell.records import CATEGORIES, Attribution, Block, Span
+from foretell.records import CATEGORIES, Attribution, Block, OutsidePeak, Span
 from foretell.report import html, text
 from foretell.units import GIB, MIB, format_bytes
 from report_data import ADVICE, LEAKS, estimate_for, transformer
@@ -246,6 +246,16 @@ def colours_in(page: Page, canvas: str) -> int:
     )
 
 
+def test_an_evaluation_has_a_row_of_its_own_among_the_steps(open_page: OpenPage) -> None:
+    estimate = estimate_for(run())
+    evaluation = OutsidePeak(kind="evaluation", after_step=1, peak_allocated_bytes=MIB, peak_reserved_bytes=2 * MIB)
+    page = open_page(html.render(replace(estimate, outside_steps=(evaluation,)), run()))
+    rows = [row.inner_text().split("\t") for row in page.locator(".peaks tbody tr").all()]
+    assert [row[0] for row in rows] == ["0 to 1", "evaluation after step 1", "2"]
+    assert rows[1][1:3] == ["1.0 MiB", "2.0 MiB"]
+    assert [row[3] for row in rows] == ["peak", "", ""]
+
+
 def test_the_header_says_verdict_card_and_peaks(page: Page) -> None:
     estimate = estimate_for(run())
     header = page.locator("header").inner_text()
@@ -256,7 +266,7 @@ def test_the_header_says_verdict_card_and_peaks(page: Page) -> None:
         assert format_bytes(size) in header
     assert "enough for 99\u00a0% of runs" in header
     page.locator("details.about summary").click()
-    expect(page.locator("details.about dl")).to_contain_text("3 recorded; peak reserved first reached in step 1")
+    expect(page.locator("details.about dl")).to_contain_text("3 run; peak first reached in step 0")
     expect(page.locator("details.about dl")).to_contain_text(" ".join(estimate.command), use_inner_text=True)
 
 

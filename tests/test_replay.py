@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from foretell.allocator import AllocatorSettings
 from foretell.allocator.follow import ReplayError
 from foretell.analysis.history import follow
 from foretell.analysis.steps import most_waiting_bytes, step_peaks
+from foretell.analysis.verdict import estimate_of
+from foretell.records import Estimate
+from foretell.trace import Trace
 from foretell.units import MIB
 
 DEFAULT = AllocatorSettings()
@@ -129,7 +133,7 @@ def test_pages_of_an_expandable_segment_come_back_after_all_of_it_was_given_back
 
 def test_each_step_has_its_own_peak_and_what_the_one_before_left(tmp_path: Path) -> None:
     trace = training_run(tmp_path).trace()
-    peaks = step_peaks(trace.memory, trace.steps, follow(trace, 0))
+    peaks, _ = step_peaks(trace, follow(trace, 0))
     assert [(p.index, p.peak_allocated_bytes, p.peak_reserved_bytes) for p in peaks] == [
         (0, 1024 + 4096, 2 * MIB),
         (1, 1024 + 2048, 2 * MIB),
@@ -142,7 +146,7 @@ def test_the_counters_decide_on_which_side_of_a_step_an_event_at_its_edge_falls(
     # Its time says that the second allocation came after the step; what PyTorch counted says that it came before.
     folder.step(0, 4, 1024, 2 * MIB, (1024, 2 * MIB))
     trace = folder.trace()
-    (peak,) = step_peaks(trace.memory, trace.steps, follow(trace, 0))
+    (peak,), _ = step_peaks(trace, follow(trace, 0))
     assert peak.peak_allocated_bytes == 1024
 
 
@@ -152,7 +156,7 @@ def test_a_history_that_never_reaches_what_was_counted_is_not_used(tmp_path: Pat
     folder.step(0, 4, 4096, 2 * MIB, (4096, 2 * MIB))
     trace = folder.trace()
     with pytest.raises(ReplayError, match="4096 allocated"):
-        step_peaks(trace.memory, trace.steps, follow(trace, 0))
+        step_peaks(trace, follow(trace, 0))
 
 
 @pytest.mark.parametrize(
@@ -184,3 +188,92 @@ def test_allocator_settings_are_read_from_pytorchs_own_syntax() -> None:
     settings = AllocatorSettings.parse("expandable_segments:True,max_split_size_mb:128,backend:native")
     assert (settings.is_expandable, settings.max_split_bytes, settings.is_native) == (True, 128 * MIB, True)
     assert not AllocatorSettings.parse("backend:cudaMallocAsync").is_native
+
+
+PHASE_NAMES = ["other", "forward", "evaluation"]
+
+
+def phases(folder: CaptureFolder, *begins: tuple[int, str, int]) -> CaptureFolder:
+    """(number of allocations before it, phase, step)."""
+    names = PHASE_NAMES
+    return folder.owners(names, marks=[(0, count, names.index(phase), step, -1, -1) for count, phase, step in begins])
+
+
+def block(offset: int, size: int, time_us: int) -> list[tuple[str, int, int, int]]:
+    """A block that comes and goes."""
+    address = SEGMENT + offset
+    return [
+        ("alloc", address, size, time_us),
+        ("free_requested", address, size, time_us + 1),
+        ("free_completed", address, size, time_us + 2),
+    ]
+
+
+LARGE = 0x7100_0000_0000
+
+
+def with_evaluation(directory: Path, *, between_all: bool) -> Trace:
+    """Three steps of 4 KiB; between the second and the third, or between all, an evaluation of 1 MiB."""
+    evaluation = 1 << 20
+    folder = CaptureFolder(directory).torch()
+    marks: list[tuple[int, str, int]] = []
+    folder.history(("segment_alloc", SEGMENT, 2 * MIB, 1), *block(0, 512, 2))
+    count = 1
+    peak = 0
+    for step in range(3):
+        time_us = 10 + 20 * step
+        if step == 2 or (step == 1 and between_all):
+            marks.append((count, "evaluation", step))
+            folder.history(*block(0, evaluation, time_us))
+            count += 1
+            peak = evaluation
+        marks.append((count, "forward", step))
+        folder.history(*block(0, 4096, time_us + 5))
+        marks.append((count + 1, "other", step))
+        count += 1
+        folder.step(step, time_us + 10, 0, 2 * MIB, (max(peak, 4096), 2 * MIB))
+    marks.append((count, "evaluation", 3))
+    reserved = 2 * MIB + 20 * MIB
+    folder.history(("segment_alloc", LARGE, 20 * MIB, 80), ("alloc", LARGE, 12 * MIB, 81))
+    phases(folder, *marks)
+    return folder.end(12 * MIB, reserved, (12 * MIB, reserved)).trace()
+
+
+def test_an_evaluation_between_two_steps_is_in_neither(tmp_path: Path) -> None:
+    trace = with_evaluation(tmp_path, between_all=False)
+    steps, outside = step_peaks(trace, follow(trace, 0))
+    assert [(step.place, step.peak_allocated_bytes) for step in steps] == [(f"step {i}", 4096) for i in range(3)]
+    assert [(each.place, each.peak_allocated_bytes, each.peak_reserved_bytes) for each in outside] == [
+        ("before training", 512, 2 * MIB),
+        ("evaluation after step 1", MIB, 2 * MIB),
+        ("evaluation after step 2", 12 * MIB, 22 * MIB),
+    ]
+
+
+def test_what_is_evaluated_between_all_steps_is_part_of_them(tmp_path: Path) -> None:
+    trace = with_evaluation(tmp_path, between_all=True)
+    steps, outside = step_peaks(trace, follow(trace, 0))
+    assert [step.peak_allocated_bytes for step in steps] == [4096, MIB, MIB]
+    assert [each.place for each in outside] == ["before training", "evaluation after step 2"]
+
+
+def test_a_step_that_was_not_finished_is_told_from_what_runs_after_the_last(tmp_path: Path) -> None:
+    unfinished, after = tmp_path / "unfinished", tmp_path / "after"
+    for folder, phase, place in ((unfinished, "forward", "step 2, unfinished"), (after, "other", "after training")):
+        folder.mkdir()
+        captured = training_run(folder).history(*block(1024, 8192, 11))
+        trace = phases(captured, (0, "forward", 0), (3, phase, 2)).trace()
+        steps, (last,) = step_peaks(trace, follow(trace, 0))
+        assert ([step.peak_allocated_bytes for step in steps], last.place) == ([1024 + 4096, 1024 + 2048], place)
+        assert last.peak_allocated_bytes == 1024 + 8192
+
+
+def test_the_place_of_the_peak_is_where_reserved_memory_first_reached_it(tmp_path: Path) -> None:
+    estimate = estimate_of(with_evaluation(tmp_path, between_all=False))
+    assert (estimate.peak_place, estimate.peak_step) == ("evaluation after step 2", None)
+    document = json.loads(estimate.to_json())
+    assert document["peak_place"] == "evaluation after step 2"
+    assert document["outside_steps"][1] == {
+        "kind": "evaluation", "after_step": 1, "peak_allocated_bytes": MIB, "peak_reserved_bytes": 2 * MIB
+    }  # fmt: skip
+    assert Estimate.from_json(estimate.to_json()).outside_steps == estimate.outside_steps

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from capture_folder import training_run
 from foretell.analysis.verdict import estimate_of
-from foretell.records import Estimate, OutOfMemory, StepPeak
+from foretell.records import Estimate, OutOfMemory, OutsidePeak, StepPeak
 from foretell.report import json as json_report
 from foretell.report import text
 from foretell.report.dotted import Dotted
@@ -70,9 +70,24 @@ def test_steps_are_listed_when_they_differ_and_not_when_they_do_not(fits: Estima
     assert "5 B" not in shown(replace(fits, steps=same))
 
 
+def test_steps_that_look_the_same_share_a_line_and_an_evaluation_has_its_own(fits: Estimate) -> None:
+    peak = fits.peak.reserved_bytes
+    steps = tuple(StepPeak(index=i, peak_allocated_bytes=GIB, peak_reserved_bytes=peak - i) for i in (2, 1))
+    evaluation = OutsidePeak(kind="evaluation", after_step=2, peak_allocated_bytes=MIB, peak_reserved_bytes=peak)
+    output = shown(replace(fits, steps=steps, outside_steps=(evaluation,)), 100)
+    lines = [line.split() for line in output.splitlines()]
+    assert ["1", "to", "2", "1.00", "GiB", "5.00", "GiB"] in lines
+    assert ["evaluation", "after", "step", "2", "1.0", "MiB", "5.00", "GiB", "peak"] in lines
+    assert "2 run; peak first reached in evaluation after step 2, within 0.1 % from step 1 on" in output
+
+
 def test_of_many_steps_the_first_the_peak_and_the_last_are_listed(fits: Estimate) -> None:
-    steps = tuple(StepPeak(index=i, peak_allocated_bytes=i * MIB, peak_reserved_bytes=MIB) for i in range(100))
-    lines = [line.split() for line in shown(replace(fits, steps=steps, peak_step=50)).splitlines()]
+    peak = fits.peak.reserved_bytes
+    steps = tuple(
+        StepPeak(index=i, peak_allocated_bytes=i * MIB, peak_reserved_bytes=peak if i >= 50 else MIB)
+        for i in range(100)
+    )
+    lines = [line.split() for line in shown(replace(fits, steps=steps)).splitlines()]
     listed = [line[0] for line in lines if line and (line[0].isdigit() or line[0] == "...")]
     assert listed == ["0", "1", "2", "...", "50", "...", "98", "99"]
 

@@ -34,7 +34,7 @@ from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, SPARSE, WORKSPACE_SOURCES
-from foretell.records import Advice, Estimate, StepPeak
+from foretell.records import Advice, Estimate, OutsidePeak, StepPeak
 from foretell.report import advice_text, text
 from foretell.runs import command as commands
 from foretell.runs.command import TorchInstall, refuse_platform, refuse_torch
@@ -117,11 +117,15 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
     yield "fits-used-by-others", replace(fits, used_by_others_bytes=4 * GIB), WIDTH
     yield "fits-context-given", replace(fits, is_context_given=True, library_names=(), caveats=()), WIDTH
     yield "out-of-memory", estimate_for(transformer(), gpu="rtx-3060", is_out_of_memory=True), WIDTH
-    steps = tuple(StepPeak(index=i, peak_allocated_bytes=i * GIB, peak_reserved_bytes=20 * GIB) for i in range(20))
+    steps = tuple(StepPeak(index=i, peak_allocated_bytes=i * MIB, peak_reserved_bytes=2 * GIB) for i in range(20))
+    evaluation = OutsidePeak(
+        kind="evaluation", after_step=11, peak_allocated_bytes=GIB, peak_reserved_bytes=whole.peak.reserved_bytes
+    )
     yield (
         "everything",
         replace(
-            whole, leaks=LEAKS, steps=steps, peak_step=None, redirected_writes=("a", "b"), not_sent=("wandb",),
+            whole, leaks=LEAKS, steps=steps, outside_steps=(evaluation,), peak_step=None,
+            redirected_writes=("a", "b"), not_sent=("wandb",),
             ended_early=("the dataloader was stopped after 3 steps",),
             seconds={"total": 14.2, "script": 12.9, "import_torch": 2.5},
         ),

@@ -15,6 +15,9 @@ Engine = Literal["virtual", "cpu"]
 Category = Literal[
     "parameter", "buffer", "gradient", "optimizer_state", "activation", "input", "temporary", "workspace"
 ]
+OutsideKind = Literal["before", "evaluation", "unfinished", "after"]
+"""`before` and `after`: before the first step and after the last; `evaluation`: forward passes without gradients;
+`unfinished`: the step that was running when the run ended."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
@@ -79,11 +82,55 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPeak:
-    """The peak of one optimizer step, from the end of the previous step to its own end."""
+    """The peak of one optimizer step, from the end of the previous step to its own end, without an evaluation in
+    between."""
 
     index: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+
+    @property
+    def place(self) -> str:
+        return f"step {self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsidePeak:
+    """The peak of something that ran before, between or after the optimizer steps."""
+
+    kind: OutsideKind
+    after_step: int | None
+    """The last step before it; None: the first step was still to come."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+    @property
+    def place(self) -> str:
+        """In words: `evaluation after step 3`."""
+        if self.kind == "unfinished":
+            return f"step {0 if self.after_step is None else self.after_step + 1}, unfinished"
+        what = "evaluation " if self.kind == "evaluation" else ""
+        if self.after_step is None:
+            return f"{what}before training"
+        return f"{what}after step {self.after_step}" if what else "after training"
+
+
+def in_order(steps: Iterable[StepPeak], outside: Iterable[OutsidePeak]) -> list[StepPeak | OutsidePeak]:
+    """In the order they ran; `outside` is in order itself."""
+
+    def key(row: StepPeak | OutsidePeak) -> tuple[int, bool]:
+        if isinstance(row, StepPeak):
+            return row.index, False
+        return -1 if row.after_step is None else row.after_step, True
+
+    return sorted([*steps, *outside], key=key)
+
+
+def first_at(
+    reserved_bytes: int, steps: Iterable[StepPeak], outside: Iterable[OutsidePeak]
+) -> StepPeak | OutsidePeak | None:
+    """The first with that much reserved memory."""
+    return next((row for row in in_order(steps, outside) if row.peak_reserved_bytes >= reserved_bytes), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,8 +403,16 @@ class Estimate:
     attribution: Attribution | None = None
     """Who held the memory; None if the history is incomplete."""
     leaks: tuple[Leak, ...] = ()
+    outside_steps: tuple[OutsidePeak, ...] = ()
+    """In the order they ran. Empty also if the history is incomplete."""
     advice: tuple[Advice, ...] | None = None
     """None: not requested."""
+
+    @property
+    def peak_place(self) -> str | None:
+        """Where reserved memory first reached its peak: `step 1`, `evaluation after step 3`; None if not known."""
+        first = first_at(self.peak.reserved_bytes, self.steps, self.outside_steps)
+        return None if first is None else first.place
 
     def __str__(self) -> str:
         """Two lines: the verdict and the memory needed."""

@@ -3,30 +3,127 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from foretell.allocator.follow import ALLOC, FREE_COMPLETED, FREE_REQUESTED, ReplayError
 from foretell.analysis.history import History
-from foretell.records import StepPeak
-from foretell.trace import DeviceMemory, MemoryEvents, StepMark
+from foretell.records import OutsideKind, OutsidePeak, Phase, StepPeak
+from foretell.trace import DeviceMemory, MemoryEvents, StepMark, Trace
+from foretell.trace.records import PHASES
 
 # How many events before and after its time to search for the end of a step.
 _EDGE_EVENTS = 256
 
 
-def step_peaks(events: MemoryEvents, steps: Sequence[StepMark], history: History) -> tuple[StepPeak, ...]:
-    """The peak of each step: from the end of the previous one (or the beginning) to its own end."""
-    peaks: list[StepPeak] = []
-    begin = 0
-    for mark, end in zip(steps, step_ends(events, steps, history), strict=True):
-        # The level left by the previous step counts too: it is held when this one begins.
-        inside = slice(max(begin - 1, 0), end)
-        allocated = max(history.allocated[inside], default=0)
-        reserved = max(history.reserved[inside], default=0)
-        peaks.append(StepPeak(index=mark.index, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved))
-        begin = end
-    return tuple(peaks)
+def step_peaks(trace: Trace, history: History) -> tuple[tuple[StepPeak, ...], tuple[OutsidePeak, ...]]:
+    """The peak of each step, and of what ran before, between and after the steps.
+
+    A step goes from the end of the previous one to its own end, less an evaluation in between. Something that is
+    evaluated between all steps (by a teacher, a reference model, a rollout) is part of the step.
+    """
+    ends = step_ends(trace.memory, trace.steps, history)
+    bounds = [0, *ends, len(history.rows)]
+    intervals = _intervals(_spans(trace, history), bounds)
+    between = intervals[1:-1]
+    is_evaluation_in_steps = len(between) > 1 and all(any(s.is_evaluation for s in each) for each in between)
+    steps: list[StepPeak] = []
+    outside: list[OutsidePeak] = []
+    last: int | None = None
+    for mark, interval, bound in zip([*trace.steps, None], intervals, pairwise(bounds), strict=True):
+        own, others = _sorted_out(interval, is_first=last is None, is_evaluation_in_steps=is_evaluation_in_steps)
+        if mark is None:
+            others["unfinished" if any(s.is_training for s in interval) else "after"] = own
+        outside += [
+            OutsidePeak(kind=kind, after_step=last, **_peaks(history, parts)) for kind, parts in others.items() if parts
+        ]
+        if mark is not None:
+            steps.append(StepPeak(index=mark.index, **_peaks(history, own or [bound])))
+            last = mark.index
+    return tuple(steps), tuple(outside)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Events of one phase."""
+
+    begin: int
+    end: int
+    phase: Phase
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.phase == "evaluation"
+
+    @property
+    def is_training(self) -> bool:
+        return self.phase not in ("evaluation", "other")
+
+
+def _spans(trace: Trace, history: History) -> Iterator[_Span]:
+    """In events of the device. What an allocation had to take from CUDA is recorded before it, and goes with it."""
+    rows, resizes = history.rows, set(history.resizes)
+    begins: list[tuple[int, Phase]] = [(0, "other")]
+    for row, number in zip(trace.spans.event, trace.spans.phase, strict=True):
+        begin = bisect_left(rows, row)
+        while begin - 1 in resizes:
+            begin -= 1
+        begins.append((begin, PHASES[number]))
+    for (begin, phase), (end, _) in pairwise([*begins, (len(rows), "other")]):
+        yield _Span(begin, end, phase)
+
+
+def _intervals(spans: Iterable[_Span], bounds: Sequence[int]) -> list[list[_Span]]:
+    """The spans, cut at these events."""
+    intervals: list[list[_Span]] = [[] for _ in pairwise(bounds)]
+    for span in spans:
+        for number in range(max(bisect_right(bounds, span.begin) - 1, 0), len(intervals)):
+            begin, end = max(span.begin, bounds[number]), min(span.end, bounds[number + 1])
+            if begin < end:
+                intervals[number].append(_Span(begin, end, span.phase))
+            if span.end <= bounds[number + 1]:
+                break
+    return intervals
+
+
+_Parts = list[tuple[int, int]]
+"""Begin and end of consecutive events."""
+
+
+def _sorted_out(
+    interval: Sequence[_Span], *, is_first: bool, is_evaluation_in_steps: bool
+) -> tuple[_Parts, dict[OutsideKind, _Parts]]:
+    """The events of an interval that belong to its step, and the others. Those in no phase prepare the phase that
+    follows, or else end the one before."""
+    own: _Parts = []
+    others: dict[OutsideKind, _Parts] = {"before": [], "evaluation": []}
+    last_training = max((number for number, span in enumerate(interval) if span.is_training), default=-1)
+    waiting: _Parts = []
+    target: _Parts | None = None
+    for number, span in enumerate(interval):
+        part = span.begin, span.end
+        if span.phase == "other":
+            waiting.append(part)
+            continue
+        if target is None and is_first:
+            others["before"], waiting = waiting, []
+        is_own = span.is_training or (is_evaluation_in_steps and number < last_training)
+        target = own if is_own else others["evaluation"]
+        target += [*waiting, part]
+        waiting = []
+    (own if target is None else target).extend(waiting)
+    return own, others
+
+
+def _peaks(history: History, parts: _Parts) -> dict[str, int]:
+    """What is held when a part begins counts too."""
+    slices = [slice(max(begin - 1, 0), end) for begin, end in parts]
+    return {
+        "peak_allocated_bytes": max(max(history.allocated[part], default=0) for part in slices),
+        "peak_reserved_bytes": max(max(history.reserved[part], default=0) for part in slices),
+    }
 
 
 def step_ends(events: MemoryEvents, steps: Sequence[StepMark], history: History) -> list[int]:

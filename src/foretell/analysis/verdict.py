@@ -11,7 +11,7 @@ from foretell.analysis.leaks import find_leaks
 from foretell.analysis.lifetimes import attribute
 from foretell.analysis.steps import most_waiting_bytes, step_peaks
 from foretell.errors import ScriptError, UnsupportedError
-from foretell.records import Attribution, Estimate, Leak, OutOfMemory, PeakMemory, StepPeak
+from foretell.records import Attribution, Estimate, Leak, OutOfMemory, OutsidePeak, PeakMemory, StepPeak, first_at
 from foretell.rules import overhead
 from foretell.trace import DeviceMemory, MissingFunction, Trace
 from foretell.units import format_bytes
@@ -28,7 +28,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         _refuse_failure(trace)
     counters = _counters(trace)
     history = _followed(trace, counters.device)
-    steps, step_caveats = _steps(trace, counters.device, history)
+    steps, outside_steps, step_caveats = _steps(trace, counters.device, history)
     convolutions = trace.convolutions
     sizes = convolutions.x_bytes, convolutions.y_bytes, convolutions.w_bytes  # tensors cuDNN may copy
     beside = overhead(
@@ -61,7 +61,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         torch_version=trace.torch_version or "unknown",
         cuda_version=trace.cuda_version,
         peak=peak,
-        peak_step=next((step.index for step in steps if step.peak_reserved_bytes >= reserved), None),
+        peak_step=first.index if isinstance(first := first_at(reserved, steps, outside_steps), StepPeak) else None,
         steps=steps,
         oom=oom,
         phases_seen=tuple(phase for phase in trace.phases_seen if phase != "other"),
@@ -76,6 +76,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         used_by_others_bytes=trace.used_by_others_bytes,
         attribution=attribution,
         leaks=_leaks(trace, attribution) if attribution is not None else (),
+        outside_steps=outside_steps,
     )
 
 
@@ -217,14 +218,15 @@ def _followed(trace: Trace, device: int) -> History | ReplayError:
 
 def _steps(
     trace: Trace, device: int, history: History | ReplayError
-) -> tuple[tuple[StepPeak, ...], tuple[str, ...]]:
-    """The peaks of each step from the history if it is complete, else from PyTorch's counters, which never fall."""
+) -> tuple[tuple[StepPeak, ...], tuple[OutsidePeak, ...], tuple[str, ...]]:
+    """The peaks of each step, and outside the steps, from the history if it is complete; else those of steps alone from
+    PyTorch's counters, which never fall."""
     if not trace.steps:
-        return (), ()
+        return (), (), ()
     try:
         if isinstance(history, ReplayError):
             raise history
-        return step_peaks(trace.memory, trace.steps, history), ()
+        return *step_peaks(trace, history), ()
     except ReplayError as error:
         cumulative = tuple(
             StepPeak(
@@ -234,7 +236,7 @@ def _steps(
             for d in m.devices
             if d.device == device
         )
-        return cumulative, (f"the peaks of steps are cumulative, because the history is incomplete: {error}",)
+        return cumulative, (), (f"the peaks of steps are cumulative, because the history is incomplete: {error}",)
 
 
 def _attribution(

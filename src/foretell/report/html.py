@@ -17,6 +17,7 @@ from typing import Any
 
 from foretell import __version__
 from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Estimate, Segment
+from foretell.report.steps import peak_words, step_lines
 from foretell.rules.capacity import capacity_of
 
 SCHEMA = "foretell.page/1"
@@ -68,8 +69,10 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         "used_by_others_bytes": estimate.used_by_others_bytes,
         "is_context_given": estimate.is_context_given,
         "library_names": estimate.library_names,
-        "num_steps": len(estimate.steps),
-        "peak_step": estimate.peak_step,
+        "steps": f"{len(estimate.steps)} run{peak_words(estimate)}",
+        "peaks": [
+            {"place": line.place, "sizes": line.sizes, "is_peak": line.is_peak} for line in step_lines(estimate)
+        ],
         "oom": asdict(estimate.oom) if estimate.oom else None,
         "ended_early": estimate.ended_early,
         "caveats": estimate.caveats,

@@ -13,9 +13,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from foretell.records import Attribution, Category, Estimate, Gpu, StepPeak
+from foretell.records import Attribution, Category, Estimate, Gpu
 from foretell.report.dotted import Dotted
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
+from foretell.report.steps import StepLine, peak_words, step_lines
 from foretell.rules.capacity import capacity_of
 from foretell.units import GIB, format_bytes
 
@@ -218,37 +219,38 @@ def _leaks(estimate: Estimate) -> RenderableType | None:
 
 
 def _steps(estimate: Estimate) -> RenderableType | None:
-    """Only when steps differ; otherwise the peak is enough."""
-    steps = estimate.steps
-    if len({(s.peak_allocated_bytes, s.peak_reserved_bytes) for s in steps}) < 2:
+    """Steps and evaluations; nothing if they all look the same, since the peak is enough then."""
+    lines = step_lines(estimate)
+    if len({line.sizes for line in lines}) < 2:
         return None
     table = Table(box=None, padding=(0, 2), header_style="bright_black", show_edge=False)
-    table.add_column("step", justify="right")
+    table.add_column("step")
     table.add_column("allocated", justify="right")
     table.add_column("reserved", justify="right")
     table.add_column("")
-    for step in _chosen(steps, estimate.peak_step):
-        if step is None:
-            table.add_row("...", "", "", "")
-            continue
-        note = "peak" if step.index == estimate.peak_step else ""
-        table.add_row(
-            str(step.index), format_bytes(step.peak_allocated_bytes), format_bytes(step.peak_reserved_bytes), note,
-            style="bold" if note else "",
-        )  # fmt: skip
+    for line in _chosen(lines):
+        if line is None:
+            table.add_row("...")
+        else:
+            table.add_row(
+                line.place, *line.sizes, "peak" if line.is_peak else "", style="bold" if line.is_peak else ""
+            )
     return Padding(table, (1, 2, 0, 2), expand=False)
 
 
-def _chosen(steps: tuple[StepPeak, ...], peak_step: int | None) -> list[StepPeak | None]:
-    """All steps if there are few; otherwise the first, the peak and the last, with None for a gap."""
-    if len(steps) <= _MAX_STEPS:
-        return list(steps)
-    wanted = {0, 1, 2, len(steps) - 2, len(steps) - 1} | {i for i, s in enumerate(steps) if s.index == peak_step}
-    chosen: list[StepPeak | None] = []
+def _chosen(lines: list[StepLine]) -> list[StepLine | None]:
+    """All lines if there are few; otherwise the first, the last, the peak and the largest evaluation, with None for a
+    gap."""
+    if len(lines) <= _MAX_STEPS:
+        return list(lines)
+    numbers = range(len(lines))
+    wanted = {0, 1, 2, len(lines) - 2, len(lines) - 1} | {i for i in numbers if lines[i].is_peak}
+    wanted |= set(sorted((i for i in numbers if not lines[i].is_step), key=lambda i: -lines[i].reserved_bytes)[:1])
+    chosen: list[StepLine | None] = []
     for i in sorted(wanted):
         if chosen and i - 1 not in wanted:
             chosen.append(None)
-        chosen.append(steps[i])
+        chosen.append(lines[i])
     return chosen
 
 
@@ -258,12 +260,7 @@ def _run(estimate: Estimate) -> RenderableType:
     table.add_column(overflow="fold")
     cuda = f", CUDA {estimate.cuda_version}" if estimate.cuda_version else ""
     table.add_row("torch", f"{estimate.torch_version}{cuda}")
-    steps = f"{len(estimate.steps)} run"
-    if estimate.peak_step is not None:
-        steps += f"; peak first reached in step {estimate.peak_step}"
-    elif estimate.steps:
-        steps += "; the peak was outside the steps"
-    table.add_row("steps", steps)
+    table.add_row("steps", f"{len(estimate.steps)} run{peak_words(estimate)}")
     if estimate.phases_seen:
         table.add_row("phases", ", ".join(_phase_words(phase) for phase in estimate.phases_seen))
     for what in estimate.ended_early:

@@ -23,8 +23,9 @@ export interface Estimate {
   used_by_others_bytes: number;
   is_context_given: boolean;
   library_names: string[];
-  num_steps: number;
-  peak_step: number | null;
+  /** How many were run, and where the peak was. */
+  steps: string;
+  peaks: StepPeak[];
   oom: { step: number; phase: string; requested_bytes: number; message: string; where: string | null } | null;
   ended_early: string[];
   caveats: string[];
@@ -40,6 +41,14 @@ export interface Capacity {
   spare_bytes: number;
   /** What PyTorch can reserve: the available memory minus context and libraries. */
   reservable_bytes: number;
+}
+
+/** The peak of some steps that look the same, or of something outside the steps. */
+export interface StepPeak {
+  place: string;
+  /** Allocated and reserved. */
+  sizes: [string, string];
+  is_peak: boolean;
 }
 
 export interface Advice {

@@ -1,5 +1,5 @@
 /** The summary: what the peak consists of, which changes would lower it, and what leaks. */
-import type { Document } from "./document";
+import type { Document, StepPeak } from "./document";
 import { bytes, number, share, shortPath, words } from "./format";
 import type { Choice } from "./state";
 
@@ -11,6 +11,7 @@ export function Findings({ document, choice }: { document: Document; choice: Cho
     <section aria-labelledby="findings-title">
       <h2 id="findings-title">Summary</h2>
       <p class="lead">{summary(choice)}</p>
+      <Peaks peaks={document.estimate.peaks} />
       {advice.length > 0 && (
         <div class="scroll">
           <table class="advice">
@@ -77,6 +78,30 @@ export function Findings({ document, choice }: { document: Document; choice: Cho
         </div>
       )}
     </section>
+  );
+}
+
+/** Only where something differs: otherwise the peak says it all. */
+function Peaks({ peaks }: { peaks: StepPeak[] }) {
+  if (new Set(peaks.map((each) => each.sizes.join())).size < 2) return null;
+  return (
+    <div class="scroll">
+      <table class="peaks">
+        <caption>Peak by step</caption>
+        <thead>
+          <tr><th>Step</th><th class="amount">Allocated</th><th class="amount">Reserved</th><th /></tr>
+        </thead>
+        <tbody>
+          {peaks.map(({ place, sizes, is_peak }) => (
+            <tr class={is_peak ? "is-peak" : undefined}>
+              <td>{place}</td>
+              {sizes.map((size) => <td class="amount">{size}</td>)}
+              <td>{is_peak && "peak"}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
   );
 }
 

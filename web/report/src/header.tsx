@@ -85,11 +85,8 @@ export function Header({ document }: { document: Document }) {
             </>
           )}
           <dt>Steps</dt>
-          <dd>
-            {estimate.num_steps} recorded
-            {estimate.peak_step !== null && `; peak reserved first reached in step ${estimate.peak_step}`}
-          </dd>
-          {estimate.ended_early.map((what) => <><dt>Stopped early</dt><dd>{what}</dd></>)}
+          <dd>{estimate.steps}</dd>
+          {estimate.ended_early.map((what) => <><dt>Ended early</dt><dd>{what}</dd></>)}
         </dl>
       </details>
     </header>
