@@ -330,7 +330,10 @@ def test_the_trace_of_a_script_that_failed_is_exit_code_2(tmp_path: Path, capsys
     (tmp_path / "capture").mkdir()
     save(training_run(tmp_path / "capture").trace(exit_status=1), tmp_path / "failed.trace")
     assert main(["diff", str(tmp_path / "failed.trace"), str(tmp_path / "failed.trace")]) == 2
-    assert "failed.trace: the run has no estimate: the script ended" in capsys.readouterr().err
+    assert "failed.trace: the run is incomplete (the script itself ended with exit" in capsys.readouterr().err
+    (tmp_path / "failed.json").write_text(report_json.render(estimate_of(load(tmp_path / "failed.trace"))))
+    assert main(["diff", str(tmp_path / "failed.json"), str(tmp_path / "failed.json")]) == 2
+    assert "failed.json: the run is incomplete (the script itself ended with exit" in capsys.readouterr().err
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ from foretell.api import run as foretell_run
 from foretell.cli import main
 from foretell.errors import ScriptError, UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, Job, changes
-from foretell.runs import Warm, find_torch
+from foretell.runs import Progress, Warm, find_torch
 from foretell.trace import load
 from foretell.units import MIB
 from foretell.virtual import library_paths
@@ -90,6 +92,61 @@ def test_a_card_that_is_too_small_is_exit_code_3_with_the_line(run: Run) -> None
     assert document["oom"]["requested_bytes"] == 256 * MIB
     assert "OUT OF MEMORY" in done.stderr
     assert "Traceback" in done.stderr  # the script's own, unshortened
+
+
+FILES = ("e.json", "t.trace", "r.html", "s.pickle")
+ALL_FILES = ("--json", "e.json", "--trace", "t.trace", "--report", "r.html", "--snapshot", "s.pickle")
+
+
+def test_a_script_that_fails_after_training_gives_its_number_in_every_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(SCRIPT.replace("torch.save(", "torch.save_as("))
+    done = run("--gpu", "rtx-3060", *ALL_FILES, "--steps", "all", "fails.py", "64", "2")
+    assert done.returncode == 1, done.stderr
+    assert "AttributeError" in done.stderr
+    assert "INCOMPLETE  the script itself failed at" in done.stdout
+    assert all((tmp_path / name).stat().st_size for name in FILES)
+    document = json.loads((tmp_path / "e.json").read_text())
+    assert (document["complete"], document["ended_by"]["kind"], len(document["steps"])) == (False, "script", 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_gives_its_number_in_every_file(number: signal.Signals, tmp_path: Path) -> None:
+    waits = SCRIPT.replace("torch.save(", "import signal; print('trained', flush=True); signal.pause(); torch.save(")
+    (tmp_path / "waits.py").write_text(waits)
+    words = [sys.executable, "-m", "foretell", "run", "--gpu", "rtx-3060", "--steps", "all", *ALL_FILES, "waits.py"]
+    with subprocess.Popen([*words, "64", "2"], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "trained\n"
+        process.send_signal(number)
+        shown = process.stdout.read()
+    assert process.returncode == 130
+    assert "INCOMPLETE  the run was interrupted after 2 training steps" in shown
+    assert all((tmp_path / name).stat().st_size for name in FILES)
+    document = json.loads((tmp_path / "e.json").read_text())
+    assert (document["complete"], document["ended_by"]["kind"]) == (False, "interrupted")
+
+
+def test_a_run_at_its_time_limit_gives_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = SCRIPT.replace("torch.save(", "import signal; print('trained', flush=True); signal.pause(); torch.save(")
+    (tmp_path / "waits.py").write_text(waits)
+    # The first look at the run comes when it has trained, however long that takes; its time is then over.
+    monkeypatch.setattr("foretell.runs.waiting._FIRST_PROGRESS_SECONDS", 0.0)
+
+    read, write = os.pipe()
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: popen(*args, **{**more, "stdout": write}))
+
+    def until_trained(progress: Progress) -> None:
+        assert os.read(read, 8) == b"trained\n"
+
+    options = CaptureOptions(steps="all", timeout_seconds=5.0)
+    job = Job(command=("waits.py", "64", "2"), cwd=tmp_path, gpu=gpus.find("rtx-3060"), options=options)
+    estimate = foretell_run(job, on_progress=until_trained).estimate
+    os.close(read)
+    os.close(write)
+    assert estimate.ended_by is not None
+    assert (estimate.ended_by.kind, len(estimate.steps)) == ("time_limit", 2)
+    assert estimate.attribution is not None
 
 
 def test_what_the_script_wrote_can_be_kept(run: Run, tmp_path: Path) -> None:

@@ -71,10 +71,12 @@ def test_the_standard_input_is_the_scripts(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program], input="typed", text=True).returncode == 1
 
 
-def test_a_script_that_hangs_is_ended_at_its_time_limit(tmp_path: Path) -> None:
-    result = start("import signal; signal.pause()", tmp_path, timeout_seconds=0.5)
+def test_a_script_that_hangs_is_ended_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretell.runs.waiting._GRACE_SECONDS", 0.1)
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pause()"
+    result = start(code, tmp_path, timeout_seconds=3.0)
     assert result.is_timed_out
-    assert result.exit_status == -signal.SIGTERM
+    assert result.exit_status in (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_nothing_a_script_started_is_left_running(tmp_path: Path) -> None:
@@ -103,8 +105,7 @@ try:
 except KeyboardInterrupt:
     open({str(tmp_path)!r} + "/interrupted", "w")
 """
-    with pytest.raises(KeyboardInterrupt):
-        start(code, tmp_path)
+    assert start(code, tmp_path).is_interrupted
     assert (tmp_path / "interrupted").exists()
     assert not is_alive(int((tmp_path / "pid").read_text()))
 

@@ -27,6 +27,7 @@ from foretell.analysis.verdict import estimate_of
 from foretell.api import Run
 from foretell.cli import doctor, main
 from foretell.cli.main import COMMANDS
+from foretell.cli.show import exit_code
 from foretell.diff import compare
 from foretell.diff import text as diff_text
 from foretell.engines.imported import explain
@@ -34,7 +35,7 @@ from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, SPARSE, WORKSPACE_SOURCES
-from foretell.records import Advice, Estimate, OutsidePeak, StepPeak
+from foretell.records import Advice, EndedBy, Estimate, OutsidePeak, StepPeak
 from foretell.report import advice_text, text
 from foretell.runs import command as commands
 from foretell.runs.command import TorchInstall, refuse_platform, refuse_torch
@@ -116,6 +117,8 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
     yield "fits-narrow", fits, 60
     yield "fits-used-by-others", replace(fits, used_by_others_bytes=4 * GIB), WIDTH
     yield "fits-context-given", replace(fits, is_context_given=True, library_names=(), caveats=()), WIDTH
+    failed = EndedBy(kind="script", message="the script itself failed at train.py:3: ValueError: bad")
+    yield "incomplete", replace(fits, ended_by=failed), WIDTH
     yield "out-of-memory", estimate_for(transformer(), gpu="rtx-3060", is_out_of_memory=True), WIDTH
     steps = tuple(StepPeak(index=i, peak_allocated_bytes=i * MIB, peak_reserved_bytes=2 * GIB) for i in range(20))
     evaluation = OutsidePeak(
@@ -263,6 +266,30 @@ def test_caveats(golden: Any, tmp_path: Path) -> None:
     golden("caveats", without_places("\n".join(lines), tmp_path))
 
 
+def raised(folder: CaptureFolder) -> CaptureFolder:
+    return folder.journal("exception", 11, type="ValueError", message="bad\nvalue", where="train.py:3", is_oom=False)
+
+
+def test_what_ends_a_run_before_its_time(golden: Any, tmp_path: Path) -> None:
+    folder = training_run(tmp_path)
+    trace, failed = folder.trace(), raised(folder).trace(exit_status=1)
+    traces = {
+        "an exception": failed,
+        "an exception after a loop that foretell ended": replace(failed, is_loop_cut=True),
+        "an exit code": replace(trace, exit_status=3),
+        "SIGKILL": replace(trace, exit_status=-9, is_ended=False),
+        "a timeout": replace(trace, is_timed_out=True),
+        "the limit of host memory": replace(trace, is_over_host_memory=True),
+        "Ctrl-C": replace(trace, is_interrupted=True),
+    }
+    lines = []
+    for name, each in traces.items():
+        estimate = estimate_of(each)
+        assert estimate.ended_by is not None
+        lines += [f"{name} (exit code {exit_code(estimate)}):", f"  {estimate.ended_by.message}", ""]
+    golden("ended-by", "\n".join(lines))
+
+
 def test_refusals(golden: Any, tmp_path: Path) -> None:
     numbers = iter(range(100))
 
@@ -277,16 +304,11 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
     missing = trained()
     for name in ("cufftExecC2C", "cufftExecR2C"):
         missing.native(5, name).journal("unimplemented", name=name, operator="torch.fft.fft", where="train.py:4")
-    raised = trained().journal(
-        "exception", 11, type="ValueError", message="bad\nvalue", where="train.py:3", is_oom=False
-    )
     traces = {
-        "an exception": raised.trace(exit_status=1),
-        "an exit code": replace(trained().trace(exit_status=3), is_ended=False),
-        "SIGKILL": replace(trained().trace(exit_status=-9), is_ended=False),
+        "an exception before a step": raised(new().torch()).trace(exit_status=1),
         "SIGSEGV before a step": replace(new().torch().trace(exit_status=-11), is_ended=False),
-        "a timeout": trained().trace(is_timed_out=True, exit_status=-15),
-        "the limit of host memory": replace(trained().trace(exit_status=-15), is_over_host_memory=True),
+        "a timeout before a step": new().torch().trace(is_timed_out=True, exit_status=-15),
+        "the limit of host memory before a step": new().torch().trace(is_over_host_memory=True, exit_status=-15),
         "no Python": new().trace(),
         "no torch": new().journal("process").trace(),
         "no GPU": new().journal("process").journal("torch", version="2.15.0", cuda="13.2", cudnn=92600).trace(),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,12 @@ import pytest
 
 from capture_folder import SEGMENT, CaptureFolder, device, training_run
 from foretell.analysis.verdict import estimate_of
+from foretell.api import Run
+from foretell.cli.show import exit_code
 from foretell.errors import ScriptError, UnsupportedError
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, SPARSE, WORKSPACE_SOURCES
-from foretell.records import LibraryBytes
+from foretell.records import EndedBy, LibraryBytes
+from foretell.trace import from_capture
 from foretell.units import MIB
 
 LIBRARIES = LibraryBytes(cublas=18 * MIB, cudnn=263 * MIB, nccl=64 * MIB)
@@ -76,25 +81,92 @@ def test_an_oom_caught_by_a_script_that_never_steps_is_a_caveat_when_it_ended_we
     assert estimate_of(folder.trace(exit_status=1)).verdict == "oom"
 
 
-def test_a_script_that_raised_gives_no_number(tmp_path: Path) -> None:
-    folder = training_run(tmp_path).journal(
-        "exception", 11, type="ValueError", message="bad\nvalue", where="t.py:3", is_oom=False
-    )
-    with pytest.raises(ScriptError, match=r"itself failed at t\.py:3: ValueError: bad$"):
+def raised(folder: CaptureFolder) -> CaptureFolder:
+    return folder.journal("exception", 11, type="ValueError", message="bad\nvalue", where="t.py:3", is_oom=False)
+
+
+def test_a_script_that_raised_before_its_first_step_gives_no_number(tmp_path: Path) -> None:
+    folder = raised(CaptureFolder(tmp_path).torch()).end(0, 2 * MIB, (512, 2 * MIB))
+    with pytest.raises(ScriptError, match=r"itself failed at t\.py:3: ValueError: bad\.$") as failure:
         estimate_of(folder.trace(exit_status=1))
+    assert failure.value.estimate is None
+
+
+def test_a_script_that_raised_after_a_step_gives_what_was_known(tmp_path: Path) -> None:
+    complete = training_run(tmp_path)
+    before = estimate_of(complete.trace())
+    assert before.complete
+    estimate = estimate_of(raised(complete).trace(exit_status=1))
+    assert not estimate.complete
+    assert estimate.ended_by == EndedBy(kind="script", message="the script itself failed at t.py:3: ValueError: bad")
+    assert replace(estimate, ended_by=None, caveats=()) == replace(before, caveats=())
+    assert exit_code(estimate) == 1
+
+
+def test_the_estimate_of_a_failed_script_is_in_the_exception(tmp_path: Path) -> None:
+    result = raised(training_run(tmp_path)).result(exit_status=1)
+    run = Run(job=result.job, trace=from_capture(result))
+    with pytest.raises(ScriptError, match="itself failed at") as failure:
+        _ = run.estimate
+    assert failure.value.estimate == run.estimate_so_far
+
+
+@pytest.mark.parametrize(("how", "kind", "code"), [("loader", "early_end", 0), ("trainer", "early_end", 0),
+                                                   ("lightning", "early_end", 0), ("exit", "script", 1)])  # fmt: skip
+def test_a_failure_after_a_loop_that_was_cut_short_may_be_ours(tmp_path: Path, how: str, kind: str, code: int) -> None:
+    folder = training_run(tmp_path).journal("ended_early", 10, how=how, step=2, what="a loop")
+    estimate = estimate_of(raised(folder).trace(exit_status=1))
+    assert estimate.ended_by is not None
+    assert (estimate.ended_by.kind, exit_code(estimate)) == (kind, code)
+    assert "ValueError: bad" in estimate.ended_by.message
+
+
+def test_the_exception_of_another_process_does_not_hide_the_scripts_own(tmp_path: Path) -> None:
+    folder = raised(training_run(tmp_path))
+    CaptureFolder(tmp_path, pid=200).journal("exception", 9, type="OSError", message="", where=None, is_oom=False)
+    estimate = estimate_of(folder.trace(exit_status=1))
+    assert estimate.ended_by is not None
+    assert "ValueError" in estimate.ended_by.message
 
 
 @pytest.mark.parametrize(
     ("status", "message"), [(3, "exit code 3"), (-9, "SIGKILL.*ran out of RAM"), (-11, "SIGSEGV"), (-77, "signal 77")]
 )
 def test_a_script_that_exits_or_is_killed_is_told_by_code_or_signal(tmp_path: Path, status: int, message: str) -> None:
-    with pytest.raises(ScriptError, match=message):
-        estimate_of(replace(training_run(tmp_path).trace(exit_status=status), is_ended=False))
+    estimate = estimate_of(replace(training_run(tmp_path).trace(exit_status=status), is_ended=False))
+    assert estimate.ended_by is not None
+    assert re.search(message, estimate.ended_by.message)
+    assert (estimate.ended_by.kind, exit_code(estimate)) == ("script", 1)
 
 
-def test_a_script_that_did_not_end_in_time_gives_no_number(tmp_path: Path) -> None:
-    with pytest.raises(ScriptError, match=r"--timeout.*2 training steps"):
-        estimate_of(training_run(tmp_path).trace(is_timed_out=True, exit_status=-15))
+STOPPED = [("is_timed_out", "time_limit", 0), ("is_over_host_memory", "host_memory", 0),
+           ("is_interrupted", "interrupted", 130)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("how", "kind", "code"), STOPPED)
+def test_a_script_that_was_stopped_after_a_step_gives_what_was_known(
+    tmp_path: Path, how: str, kind: str, code: int
+) -> None:
+    estimate = estimate_of(training_run(tmp_path).trace(**{how: True}, exit_status=-15))
+    assert estimate.ended_by is not None
+    assert estimate.ended_by.message.endswith("after 2 training steps")
+    assert (estimate.ended_by.kind, exit_code(estimate), estimate.peak.allocated_bytes) == (kind, code, 5120)
+
+
+@pytest.mark.parametrize(("how", "is_number"), [(how, how != "is_over_host_memory") for how, _, _ in STOPPED])
+def test_a_script_that_was_stopped_before_its_first_step_gives_what_is_on_the_gpu(
+    tmp_path: Path, how: str, is_number: bool
+) -> None:
+    with pytest.raises(ScriptError, match="before the first training step was complete"):
+        estimate_of(CaptureFolder(tmp_path).journal("process").trace(**{how: True}, exit_status=-15))
+    folder = CaptureFolder(tmp_path).torch().end(512, 2 * MIB, (512, 2 * MIB))
+    with nullcontext() if is_number else pytest.raises(ScriptError):
+        assert not estimate_of(folder.trace(**{how: True}, exit_status=-15)).complete
+
+
+def test_a_verdict_of_oom_stays_one_when_the_script_is_stopped_later(tmp_path: Path) -> None:
+    estimate = estimate_of(oom(training_run(tmp_path), 11).trace(is_timed_out=True, exit_status=-15))
+    assert (estimate.verdict, estimate.complete, exit_code(estimate)) == ("oom", False, 3)
 
 
 @pytest.mark.parametrize(("lines", "hint"), [((), "no Python process"), (("process",), "did not import torch")])
@@ -239,5 +311,6 @@ def test_a_crash_while_python_shuts_down_is_a_caveat_and_no_failure(tmp_path: Pa
 
 def test_a_crash_before_the_end_of_the_script_is_a_failure(tmp_path: Path) -> None:
     trace = replace(training_run(tmp_path).trace(exit_status=-6), is_ended=False)
-    with pytest.raises(ScriptError, match="killed by SIGABRT"):
-        estimate_of(trace)
+    ended_by = estimate_of(trace).ended_by
+    assert ended_by is not None
+    assert "killed by SIGABRT" in ended_by.message

@@ -51,7 +51,7 @@ class WarmRuns:
         if trace is not None:
             traces.save(run.trace, trace)
         try:
-            estimate = run.estimate
+            estimate = run.complete_estimate
         except ForetellError as error:
             return ForetellRun(error.exit_code, output, str(error), {})
         return ForetellRun(3 if estimate.verdict == "oom" else 0, output, "", json.loads(estimate.to_json()))

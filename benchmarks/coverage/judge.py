@@ -47,7 +47,7 @@ class Captured:
 
 def captured(run: Run) -> Captured:
     try:
-        return Captured(trace=run.trace, estimate=run.estimate, refusal="")
+        return Captured(trace=run.trace, estimate=run.complete_estimate, refusal="")
     except ForetellError as error:
         return Captured(trace=run.trace, estimate=None, refusal=str(error))
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from foretell import disk, gpus
 from foretell import trace as traces
 from foretell.analysis.verdict import estimate_of
-from foretell.errors import UnsupportedError, UsageError
+from foretell.errors import ScriptError, UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, Job, Steps, changes
 from foretell.records import Engine, Estimate, Gpu
 from foretell.runs import Progress, Warm, launch, pickled
@@ -39,8 +39,33 @@ class Run:
 
     @cached_property
     def estimate(self) -> Estimate:
-        """The estimate. Raises `ScriptError` if the script failed and `UnsupportedError` if it cannot be estimated."""
+        """The estimate; incomplete if foretell itself stopped the script (`Estimate.ended_by`). Raises `ScriptError` if
+        the script failed, with what was known by then, and `UnsupportedError` if it cannot be estimated."""
+        estimate = self.estimate_so_far
+        if estimate.ended_by is not None and estimate.ended_by.kind == "script":
+            raise ScriptError(estimate.ended_by.message, estimate=estimate)
+        return estimate
+
+    @property
+    def complete_estimate(self) -> Estimate:
+        """The estimate. Raises `ScriptError` also if foretell stopped the script before its end."""
+        estimate = self.estimate
+        if estimate.ended_by is not None:
+            raise ScriptError(estimate.ended_by.message, estimate=estimate)
+        return estimate
+
+    @cached_property
+    def estimate_so_far(self) -> Estimate:
+        """What is known, whatever ended the run. Raises if nothing is."""
         return estimate_of(self.trace, attributes=self.job.options.attribution)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C ended a job. What it left until then is in `run`."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
 
 
 def run(
@@ -51,7 +76,8 @@ def run(
     warm: Warm | None = None,
 ) -> Run:
     """Run the job to its end. The capture files stay in `directory` if one is given (see docs/architecture.md); with
-    `warm`, the job runs in a fork of a process that has already imported torch."""
+    `warm`, the job runs in a fork of a process that has already imported torch. Raises `Interrupted` at Ctrl-C; at a
+    second one, a plain KeyboardInterrupt."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = directory or stack.enter_context(scratch())
@@ -65,7 +91,10 @@ def run(
     if job.profile is not None and trace.torch_version not in (None, job.profile.torch_version):
         caveat = f"the profile was measured with torch {job.profile.torch_version}, not {trace.torch_version}"
         trace = replace(trace, caveats=(*trace.caveats, caveat))
-    return Run(job=job, trace=replace(trace, seconds={**trace.seconds, "total": time.monotonic() - started}))
+    done = Run(job=job, trace=replace(trace, seconds={**trace.seconds, "total": time.monotonic() - started}))
+    if trace.is_interrupted:
+        raise Interrupted(done)
+    return done
 
 
 @contextlib.contextmanager
@@ -104,8 +133,12 @@ def estimate(
 
     `job` is a command (`["train.py", "--batch-size", "64"]`, as after `foretell run`) or a function, called with `args`
     and `kwargs`. Either runs in a child process, in the folder `cwd`, with the environment changes of `env` (None
-    unsets a variable). Running out of memory is a verdict (`.verdict == "oom"`); a script that fails raises
-    `ScriptError`, and a job that cannot be estimated raises `UnsupportedError`.
+    unsets a variable).
+
+    Running out of memory is a verdict (`.verdict == "oom"`). Once a training step was seen, a script that is stopped at
+    `timeout`, or fails after a loop that foretell had ended early, gives an incomplete estimate (`.complete`,
+    `.ended_by`). A script that itself fails raises `ScriptError`, whose `.estimate` is what was known by then, or None;
+    a job that cannot be estimated raises `UnsupportedError`. Ctrl-C raises `api.Interrupted`, with the run so far.
     """
     if isinstance(job, str):
         raise UsageError(f"a command must be a list of words: foretell.estimate({job.split()!r}, ...)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ForetellError(Exception):
     """The message says what was given, what is allowed and what to do; it is shown without a traceback."""
@@ -21,6 +23,11 @@ class ScriptError(ForetellError):
     """The script itself failed; its traceback has already been shown."""
 
     exit_code = 1
+
+    def __init__(self, message: str, *, estimate: Any = None) -> None:
+        super().__init__(message)
+        self.estimate = estimate
+        """What was known by then, an incomplete `Estimate`; None if it failed before its first training step."""
 
 
 class TraceError(ForetellError):

@@ -167,4 +167,6 @@ class CaptureResult:
     """Exit status of the command, as in `subprocess`: negative means killed by that signal."""
     is_timed_out: bool
     is_over_host_memory: bool = False
+    is_interrupted: bool = False
+    """By Ctrl-C, SIGTERM or SIGHUP to foretell."""
     seconds: float

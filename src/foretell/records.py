@@ -147,6 +147,15 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedBy:
+    """What ended a run before its time."""
+
+    kind: Literal["script", "early_end", "time_limit", "host_memory", "interrupted"]
+    """script: it failed or was killed; early_end: it failed after a loop that foretell had ended early."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryBytes:
     """The memory a library uses outside PyTorch's allocator once its first handle exists."""
 
@@ -407,6 +416,12 @@ class Estimate:
     """In the order they ran. Empty also if the history is incomplete."""
     advice: tuple[Advice, ...] | None = None
     """None: not requested."""
+    ended_by: EndedBy | None = None
+    """What ended the run before its time: the numbers are those up to then. None: the run is complete."""
+
+    @property
+    def complete(self) -> bool:
+        return self.ended_by is None
 
     @property
     def peak_place(self) -> str | None:
@@ -415,15 +430,18 @@ class Estimate:
         return None if first is None else first.place
 
     def __str__(self) -> str:
-        """Two lines: the verdict and the memory needed."""
+        """Two lines, the verdict and the memory needed; a third if the run is incomplete."""
         peak, free = self.peak, self.gpu.total_bytes - self.used_by_others_bytes
         verdict = "fits" if self.verdict == "fits" else "runs out of memory"
         sizes = (peak.device_bytes, peak.device_low_bytes, peak.device_high_bytes, peak.request_bytes)
         needs, low, high, request = map(format_bytes, sizes)
+        if self.ended_by is not None:
+            verdict += " so far"
         return (
             f"{verdict} on {self.gpu.device_name}: {needs} of {format_bytes(free)} ({low} to {high})\n"
             f"allocated {format_bytes(peak.allocated_bytes)}, reserved {format_bytes(peak.reserved_bytes)}, "
             f"request {request}; {len(self.steps)} steps, torch {self.torch_version}"
+            + (f"\nincomplete: {self.ended_by.message}" if self.ended_by is not None else "")
         )
 
     def __repr__(self) -> str:

@@ -67,7 +67,10 @@ class Trials:
         with api.scratch() as folder:
             run = api.run(job, directory=folder, warm=self._warm)
             return Trial(
-                estimate=run.estimate, trace=run.trace, changes=read_changes(folder), survey=read_survey(folder)
+                estimate=run.complete_estimate,
+                trace=run.trace,
+                changes=read_changes(folder),
+                survey=read_survey(folder),
             )
 
     def _no_forks_any_more(self) -> None:

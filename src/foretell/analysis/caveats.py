@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from foretell.analysis.ending import crashed_after_its_end, signal_name
 from foretell.protocol.native_log import ENTRIES
 from foretell.records import OutOfMemory, PeakMemory
 from foretell.rules.capacity import Capacity
@@ -186,7 +186,7 @@ def crash_at_the_end(known: Known) -> Iterator[str]:
 
 
 def no_last_word(known: Known) -> Iterator[str]:
-    if not known.trace.is_ended and known.oom is None:
+    if not known.trace.is_ended and known.oom is None and known.trace.exit_status == 0:
         yield "the process exited abruptly (os._exit); anything after its last step is not included"
 
 
@@ -194,18 +194,6 @@ def failure_elsewhere(known: Known) -> Iterator[str]:
     exception = known.trace.exception
     if exception is not None and known.trace.exit_status == 0 and known.oom is None:
         yield f"a thread or process of the script failed: {exception.type}: {exception.message}"
-
-
-def crashed_after_its_end(trace: Trace) -> bool:
-    """Whether the process crashed after the script had finished: torch's threads can make Python abort at shutdown."""
-    return trace.exit_status in (-signal.SIGABRT, -signal.SIGSEGV) and trace.is_ended and trace.exception is None
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 REASONS: tuple[Callable[[Known], Iterator[str]], ...] = (

@@ -5,27 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foretell.allocator.follow import ReplayError
-from foretell.analysis.caveats import caveats_of, crashed_after_its_end, signal_name
+from foretell.analysis.caveats import caveats_of
+from foretell.analysis.ending import ended_by, fatal_oom, refuse, require_a_number
 from foretell.analysis.history import History, follow
 from foretell.analysis.leaks import find_leaks
 from foretell.analysis.lifetimes import attribute
 from foretell.analysis.steps import most_waiting_bytes, step_peaks
-from foretell.errors import ScriptError, UnsupportedError
-from foretell.records import Attribution, Estimate, Leak, OutOfMemory, OutsidePeak, PeakMemory, StepPeak, first_at
+from foretell.records import Attribution, Estimate, Leak, OutsidePeak, PeakMemory, StepPeak, first_at
 from foretell.rules import overhead
-from foretell.trace import DeviceMemory, MissingFunction, Trace
+from foretell.trace import DeviceMemory, Trace
 from foretell.units import format_bytes
 
 
 def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
     """The memory the job needs and, unless `attributes` is False, what holds it.
 
-    Raises if the script itself failed or cannot be estimated; there is never a number then.
+    Once a training step was seen there is a number, whatever ended the run (`Estimate.ended_by`). Raises if the run
+    cannot be estimated, or failed before that.
     """
-    _refuse(trace)
-    oom = _fatal_oom(trace)
+    refuse(trace)
+    oom = fatal_oom(trace)
+    end = ended_by(trace, oom)
     if oom is None:
-        _refuse_failure(trace)
+        require_a_number(trace, end)
     counters = _counters(trace)
     history = _followed(trace, counters.device)
     steps, outside_steps, step_caveats = _steps(trace, counters.device, history)
@@ -77,109 +79,8 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         attribution=attribution,
         leaks=_leaks(trace, attribution) if attribution is not None else (),
         outside_steps=outside_steps,
+        ended_by=end,
     )
-
-
-# --- runs that give no number -----------------------------------------------------------------------------------------
-
-
-def _refuse(trace: Trace) -> None:
-    for reason in trace.unsupported:
-        raise UnsupportedError(f"{_sentence(reason.what)} {_sentence(reason.hint)}".strip())
-    if trace.unimplemented:  # even if the script continued: on a real card it would have taken another path
-        raise UnsupportedError(_not_implemented(trace.unimplemented))
-    if trace.is_timed_out:
-        raise ScriptError(
-            f"the script was stopped at its time limit (--timeout) after {_where_it_was(trace)}. "
-            "Increase the limit, or run fewer steps with --steps N."
-        )
-    if trace.is_over_host_memory:
-        raise ScriptError(
-            f"the script was stopped at its limit of host memory (most_host_bytes) after {_where_it_was(trace)}. "
-            "Increase the limit, or load less data on the host."
-        )
-
-
-def _where_it_was(trace: Trace) -> str:
-    return f"{len(trace.steps)} training steps" if trace.steps else "no training step"
-
-
-def _refuse_failure(trace: Trace) -> None:
-    if trace.exit_status != 0 and not crashed_after_its_end(trace):
-        raise ScriptError(_failure(trace))
-    if not (trace.final or trace.steps or len(trace.driver.time_us)):
-        hint = "Check whether an option or an environment variable (CUDA_VISIBLE_DEVICES) selects the device."
-        if trace.pid is None:
-            hint = "It started no Python process."
-        elif trace.torch_version is None:
-            hint = "It did not import torch."
-        raise UnsupportedError(
-            f"the script never used the GPU, so there is nothing to estimate. {hint} "
-            "Under foretell, torch.cuda.is_available() returns True."
-        )
-
-
-def _failure(trace: Trace) -> str:
-    if trace.exit_status < 0:
-        name = signal_name(-trace.exit_status)
-        why = ""
-        if name == "SIGKILL":
-            why = " This machine probably ran out of RAM: GPU memory does not use any of it, but the script's own data "
-            why += "on the host does."
-        return f"the script was killed by {name} after {_where_it_was(trace)}.{why}"
-    if trace.exception is not None:
-        where = f" at {trace.exception.where}" if trace.exception.where else ""
-        message = trace.exception.message.strip().splitlines()
-        return f"the script itself failed{where}: {trace.exception.type}{': ' + message[0] if message else ''}"
-    return f"the script ended with exit code {trace.exit_status} after {_where_it_was(trace)}."
-
-
-def _not_implemented(functions: tuple[MissingFunction, ...]) -> str:
-    named = "; ".join(_called_by(function) for function in functions[:5])
-    more = f"; and {len(functions) - 5} more" if len(functions) > 5 else ""
-    return (
-        f"this script needs CUDA functions that the virtual GPU does not implement yet: {named}{more}. Its memory on a "
-        "real GPU is therefore unknown. Please open an issue with this message and the output of `foretell doctor`."
-    )
-
-
-def _called_by(function: MissingFunction) -> str:
-    operator = f", called by {function.operator}" if function.operator else ""
-    where = f", at {function.where}" if function.where else ""
-    return f"{function.name}{operator}{where}"
-
-
-def _sentence(text: str) -> str:
-    text = text.strip()
-    return text if not text or text[-1] in ".!?" else text + "."
-
-
-# --- out of memory ----------------------------------------------------------------------------------------------------
-
-
-def _fatal_oom(trace: Trace) -> OutOfMemory | None:
-    """The OOM that ended the job: the last one, unless the script caught it and continued.
-
-    Continued means that another optimizer step followed, or that a script that never steps ended normally.
-    """
-    if not trace.ooms:
-        if trace.exception is not None and trace.exception.is_oom and trace.exit_status != 0:
-            message = trace.exception.message or "CUDA out of memory."
-            return OutOfMemory(
-                step=len(trace.steps), phase="other", requested_bytes=0, message=message, where=trace.exception.where
-            )
-        return None
-    last = trace.ooms[-1]
-    is_uncaught = trace.exception is not None and trace.exception.is_oom
-    has_stepped_since = bool(trace.steps) and trace.steps[-1].time_us > last.time_us
-    has_ended_well = (trace.exit_status == 0 or crashed_after_its_end(trace)) and not trace.steps
-    if not is_uncaught and (has_stepped_since or has_ended_well):
-        return None
-    if trace.exception is not None and trace.exception.is_oom:
-        # The uncaught exception has the full message; the allocator's observer sees only part of it.
-        message = trace.exception.message or last.oom.message
-        return replace(last.oom, message=message, where=last.oom.where or trace.exception.where)
-    return last.oom
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -95,11 +95,17 @@ def write_files(options: argparse.Namespace, trace: Trace, estimate: Estimate) -
 
 
 def write_reports(options: argparse.Namespace, trace: Trace, estimate: Estimate) -> None:
-    """Write every format except JSON."""
+    """Write every format except JSON. One that an incomplete run has too little for is left out, and said so."""
     for each in REPORTS:
         path = _path(options, each)
-        if path is not None:
+        if path is None:
+            continue
+        try:
             write(path, each.render(trace, estimate))
+        except UnsupportedError as error:
+            if estimate.complete:
+                raise
+            say(str(error))
 
 
 def write_json(estimate: Estimate, target: str) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from foretell.cli.files import add_files, check_targets, targets_of, write_files, write_trace
 from foretell.cli.terminal import say
-from foretell.errors import UsageError
+from foretell.errors import ForetellError, UsageError
 
 if TYPE_CHECKING:
+    from foretell.api import Run
     from foretell.jobs import Job, Steps
     from foretell.records import Engine, Estimate
     from foretell.runs import Progress
@@ -118,19 +119,32 @@ def execute(options: argparse.Namespace) -> int:
     if not (options.gpu or options.profile or options.quiet):
         say(f"no --gpu given; assuming {job.gpu.name}")
     with api.scratch() as folder:
-        run = api.run(job, directory=folder, on_progress=None if options.quiet else _progress())
+        try:
+            run = api.run(job, directory=folder, on_progress=None if options.quiet else _progress())
+        except api.Interrupted as interrupted:
+            run = interrupted.run
         if options.trace:
             write_trace(run.trace, options.trace)
         if options.keep_writes:
             _keep_writes(folder / "overlay", options.keep_writes)
-    estimate, is_json = run.estimate, options.json == "-"
+    estimate, is_json = _estimate(run), options.json == "-"
     show_text(estimate, is_json=is_json)
-    if options.advise:
+    if options.advise and estimate.complete:
         estimate = _advise(job, estimate, is_json=is_json, is_quiet=options.quiet)
     if options.explain:
         _explain(run.trace, is_json=is_json)
     write_files(options, run.trace, estimate)
     return exit_code(estimate)
+
+
+def _estimate(run: Run) -> Estimate:
+    """Also of a script that failed or was interrupted, if enough of it was seen."""
+    try:
+        return run.estimate_so_far
+    except ForetellError:
+        if run.trace.is_interrupted:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _job(options: argparse.Namespace) -> Job:

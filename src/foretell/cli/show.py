@@ -6,6 +6,7 @@ from foretell.cli.terminal import console, ignore_broken_pipe
 from foretell.records import Estimate
 
 OUT_OF_MEMORY = 3
+_ENDED_BY = {"script": 1, "interrupted": 130}
 
 
 def show_text(estimate: Estimate, *, is_json: bool) -> None:
@@ -17,4 +18,6 @@ def show_text(estimate: Estimate, *, is_json: bool) -> None:
 
 
 def exit_code(estimate: Estimate) -> int:
-    return OUT_OF_MEMORY if estimate.verdict == "oom" else 0
+    """That of the verdict, unless the script failed or was interrupted."""
+    by_verdict = OUT_OF_MEMORY if estimate.verdict == "oom" else 0
+    return _ENDED_BY.get(estimate.ended_by.kind, by_verdict) if estimate.ended_by else by_verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,16 @@ def _of_trace(path: Path) -> Summary:
         estimate = estimate_of(load(path))
     except (ScriptError, UnsupportedError) as error:
         raise UnsupportedError(f"{path}: the run has no estimate: {error}") from None
+    if estimate.ended_by is not None:
+        _refuse_incomplete(path, asdict(estimate.ended_by))
     return summary_of_run(str(path), estimate)
+
+
+def _refuse_incomplete(path: Path, ended_by: dict[str, Any]) -> None:
+    """How far a run came is chance, unless it always fails after the same loop that foretell ends."""
+    if ended_by["kind"] != "early_end":
+        why = ended_by["message"]
+        raise UnsupportedError(f"{path}: the run is incomplete ({why}), so it cannot be compared with another.")
 
 
 def summary_of_run(path: str, estimate: Estimate) -> Summary:
@@ -124,6 +133,8 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _of_document(document: dict[str, Any], path: Path) -> Summary:
     try:
+        if document.get("ended_by") is not None:
+            _refuse_incomplete(path, document["ended_by"])
         peak = document["peak"]
         modules, blocks = peak.get("by_module"), peak.get("blocks")
         oom = document.get("oom")

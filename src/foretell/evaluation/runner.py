@@ -44,7 +44,7 @@ def answer(asked: tuple[Case, Engine], warm: Warm) -> Answer:
     case, engine = asked
     with api.scratch() as folder:
         try:
-            estimate = api.run(job_of(case, engine), directory=folder, warm=warm).estimate
+            estimate = api.run(job_of(case, engine), directory=folder, warm=warm).complete_estimate
         except ForetellError as error:
             problem = f"{error} {_last_lines(folder / OUTPUT)}".strip()
             return Answer(key=case.key, engine=engine, torch="", problem=problem)

@@ -75,6 +75,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         ],
         "oom": asdict(estimate.oom) if estimate.oom else None,
         "ended_early": estimate.ended_early,
+        "ended_by": asdict(estimate.ended_by) if estimate.ended_by else None,
         "caveats": estimate.caveats,
         "command": estimate.command,
         "advice": [asdict(each) for each in estimate.advice or ()],

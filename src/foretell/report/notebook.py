@@ -15,7 +15,7 @@ def render(estimate: Estimate) -> str:
     free = gpu.total_bytes - estimate.used_by_others_bytes
     fits = estimate.verdict == "fits"
     colour = _GREEN if fits else _RED
-    verdict = "fits" if fits else "runs out of memory"
+    verdict = ("fits" if fits else "runs out of memory") + ("" if estimate.complete else " so far")
     rows = {
         "needed": peak.device_bytes,
         "reserved by PyTorch": peak.reserved_bytes,
@@ -25,6 +25,7 @@ def render(estimate: Estimate) -> str:
         "enough for 99 % of runs": peak.request_bytes,
     }
     notes = [f"{len(estimate.steps)} steps, torch {estimate.torch_version}"]
+    notes += [f"incomplete: {estimate.ended_by.message}"] if estimate.ended_by else []
     notes += [f"{number} caveats: see .caveats"] if (number := len(estimate.caveats)) else []
     cells = "".join(
         f"<tr><td style='text-align:left'>{name}</td><td style='text-align:right'>{format_bytes(size)}</td></tr>"

@@ -52,9 +52,12 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
     if estimate.oom is None:
         is_sure = capacity.spare_bytes(peak.device_high_bytes) >= 0
         spare = format_bytes(capacity.spare_bytes(peak.device_bytes))
+        verdict = (" FITS ", "bold white on green")
+        if estimate.ended_by:
+            verdict = (" FITS SO FAR ", "bold black on yellow")
         text = Text.assemble(
-            (" FITS ", "bold white on green"),
-            "  needs ",
+            verdict,
+            "  needs at least " if estimate.ended_by else "  needs ",
             (format_bytes(peak.device_bytes), "bold"),
             f" of {format_bytes(capacity.available_bytes)}, ",
             (f"{spare} to spare", "bold green" if is_sure else "bold yellow"),
@@ -73,10 +76,12 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
         lines.append(text)
         lines += [Text(), _bar(estimate, width - 6), Text(), Text(_without_advice(oom.message), style="italic")]
         lines += [Text(), Text(f"To see the full requirement, use a larger card: --gpu {_larger(gpu)}")]
+    if estimate.ended_by:
+        lines += [Text(), Text.assemble(("INCOMPLETE ", "bold yellow"), f" {estimate.ended_by.message}")]
     name = Text(gpu.device_name, style="default bold")
     if "," not in gpu.name:
         name.append(f" ({gpu.name})", style="not bold")
-    border = "green" if estimate.oom is None else "red"
+    border = "red" if estimate.oom else "yellow" if estimate.ended_by else "green"
     return Panel(Group(*lines), title=name, title_align="left", border_style=border, padding=(0, 2))
 
 

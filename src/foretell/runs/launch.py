@@ -46,6 +46,7 @@ def launch(
         exit_status=ended.exit_status,
         is_timed_out=ended.limit == "time",
         is_over_host_memory=ended.limit == "memory",
+        is_interrupted=ended.limit == "interrupt",
         seconds=ended.seconds,
     )
 

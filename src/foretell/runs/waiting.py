@@ -55,8 +55,8 @@ class Child(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     exit_status: int
-    limit: Literal["time", "memory"] | None
-    """The limit that stopped it, if any."""
+    limit: Literal["time", "memory", "interrupt"] | None
+    """The limit that stopped it, if any, or Ctrl-C."""
     seconds: float
 
 
@@ -92,16 +92,18 @@ class Watch:
 
 
 def see_to_its_end(child: Child, program: Program, watch: Watch) -> Ended:
-    """Wait for the child within its limits, then end all processes it has started."""
+    """Wait for the child within its limits, then end all processes it has started. The first Ctrl-C ends it as its time
+    limit does; a second one raises KeyboardInterrupt, when all have been ended."""
     started = time.monotonic()
-    limit = None
+    limit: Literal["time", "memory", "interrupt"] | None = None
     try:
-        limit = _wait(child, program, watch, started)
-    except KeyboardInterrupt:
-        _signal_group(child.pid, signal.SIGINT)
-        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C ends the wait
+        try:
+            limit = _wait(child, program, watch, started)
+        except KeyboardInterrupt:
+            limit = "interrupt"
+        if limit in ("time", "interrupt"):  # its exit handlers write what is known so far
+            _signal_group(child.pid, signal.SIGINT)
             child.wait(_GRACE_SECONDS)
-        raise
     finally:
         end_everything(child, watch.directory, grace=_LEFTOVER_SECONDS if limit is None else _GRACE_SECONDS)
     return Ended(exit_status=child.exit_status(), limit=limit, seconds=time.monotonic() - started)

@@ -52,6 +52,7 @@ class Told:
     redirected_writes: dict[str, None] = field(default_factory=dict)
     not_sent: dict[str, None] = field(default_factory=dict)
     ended_early: dict[str, None] = field(default_factory=dict)
+    is_loop_cut: bool = False
     caveats: dict[str, None] = field(default_factory=dict)
     keepers: list[Keeper] = field(default_factory=list)
 
@@ -66,8 +67,9 @@ def read_lines(lines: list[Line], others: list[Line]) -> Told:
     for line in lines:
         if line["kind"] in _READERS:
             _READERS[line["kind"]](told, line)
+    has_raised = told.exception is not None
     for line in others:
-        if line["kind"] in _ANY_PROCESS:
+        if line["kind"] in _ANY_PROCESS and not (has_raised and line["kind"] == "exception"):
             _READERS[line["kind"]](told, line)
     return told
 
@@ -172,6 +174,7 @@ def _not_sent(told: Told, line: Line) -> None:
 
 
 def _ended_early(told: Told, line: Line) -> None:
+    told.is_loop_cut |= line.get("how") != "exit"
     what, steps = str(line.get("what") or line.get("how")), int(line.get("step") or 0)
     _once(told.ended_early, what if "after" in what else f"{what}, after {steps} {'step' if steps == 1 else 'steps'}")
 

@@ -317,6 +317,8 @@ class Trace:
     is_timed_out: bool
     is_over_host_memory: bool = False
     """Stopped at `CaptureOptions.most_host_bytes`."""
+    is_interrupted: bool = False
+    """By Ctrl-C, SIGTERM or SIGHUP to foretell."""
     seconds: dict[str, float]
     python_version: str | None
     torch_version: str | None
@@ -341,6 +343,8 @@ class Trace:
     redirected_writes: tuple[str, ...]
     not_sent: tuple[str, ...]
     ended_early: tuple[str, ...]
+    is_loop_cut: bool = False
+    """Code ran on after a loop that foretell ended early: it may see less than it counted on."""
     caveats: tuple[str, ...]
     names: tuple[str, ...]
     """Names of kernels and functions, indexed by the tables."""

@@ -28,6 +28,8 @@ export interface Estimate {
   peaks: StepPeak[];
   oom: { step: number; phase: string; requested_bytes: number; message: string; where: string | null } | null;
   ended_early: string[];
+  /** What ended the run before its time; null: the run is complete. */
+  ended_by: { kind: string; message: string } | null;
   caveats: string[];
   command: string[];
   advice: Advice[];

@@ -5,18 +5,19 @@ import { switchTheme, theme } from "./theme";
 
 export function Header({ document }: { document: Document }) {
   const { estimate, capacity } = document;
-  const { gpu, peak, oom } = estimate;
+  const { gpu, peak, oom, ended_by } = estimate;
+  const needs = ended_by ? "needs at least" : "needs";
   const engine = estimate.engine === "cpu" ? "the CPU engine" : "the virtual GPU";
   return (
     <header>
       <div class="top">
-        <span class={`verdict ${estimate.verdict}`}>{oom ? "OUT OF MEMORY" : "FITS"}</span>
+        <span class={`verdict ${estimate.verdict}`}>{oom ? "OUT OF MEMORY" : ended_by ? "FITS SO FAR" : "FITS"}</span>
         <h1>
           {gpu.device_name}{" "}
           <span class="soft">
             {oom
               ? `runs out of memory in step ${oom.step}, ${words(oom.phase)}`
-              : `needs ${bytes(peak.device_bytes)} of ${bytes(capacity.available_bytes)}, ` +
+              : `${needs} ${bytes(peak.device_bytes)} of ${bytes(capacity.available_bytes)}, ` +
                 `${bytes(capacity.spare_bytes)} to spare`}
           </span>
         </h1>
@@ -36,6 +37,7 @@ export function Header({ document }: { document: Document }) {
           <pre>{oom.message}</pre>
         </div>
       )}
+      {ended_by && <p class="incomplete" role="note"><strong>Incomplete</strong>: {ended_by.message}.</p>}
       <CardBar document={document} />
       <dl class="figures">
         <Figure name="Peak allocated" value={peak.allocated_bytes} note="live tensors" />

@@ -1,0 +1,138 @@
+"""How a run ended: whether it gives a number, whether that number is complete, and the OOM that decides the verdict."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from foretell.errors import ScriptError, UnsupportedError
+from foretell.records import EndedBy, OutOfMemory
+from foretell.trace import MissingFunction, Trace
+
+_REMEDIES = {
+    "time_limit": "Increase the limit, or run fewer steps with --steps N.",
+    "host_memory": "Increase the limit, or load less data on the host.",
+}
+
+
+def refuse(trace: Trace) -> None:
+    """Raise if the run says nothing about a real GPU, however it ended."""
+    for reason in trace.unsupported:
+        raise UnsupportedError(f"{_sentence(reason.what)} {_sentence(reason.hint)}".strip())
+    if trace.unimplemented:  # even if the script continued: on a real card it would have taken another path
+        raise UnsupportedError(_not_implemented(trace.unimplemented))
+
+
+def require_a_number(trace: Trace, ended_by: EndedBy | None) -> None:
+    """Raise if too little was seen: no whole training step before a failure, or no use of the GPU at all."""
+    is_used = bool(trace.final or trace.steps or len(trace.driver.time_us))
+    if ended_by is not None and not trace.steps:
+        if not (is_used and ended_by.kind in ("interrupted", "time_limit")):
+            raise ScriptError(f"{_sentence(ended_by.message)} {_REMEDIES.get(ended_by.kind, '')}".strip())
+    elif not is_used:
+        hint = "Check whether an option or an environment variable (CUDA_VISIBLE_DEVICES) selects the device."
+        if trace.pid is None:
+            hint = "It started no Python process."
+        elif trace.torch_version is None:
+            hint = "It did not import torch."
+        raise UnsupportedError(
+            f"the script never used the GPU, so there is nothing to estimate. {hint} "
+            "Under foretell, torch.cuda.is_available() returns True."
+        )
+
+
+def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:
+    """What ended the run before its time; None if it ended well, or by running out of memory (`oom`)."""
+    after = f"after {len(trace.steps)} training steps" if trace.steps else "before the first training step was complete"
+    if trace.is_interrupted:
+        return EndedBy(kind="interrupted", message=f"the run was interrupted {after}")
+    if trace.is_timed_out:
+        return EndedBy(kind="time_limit", message=f"the script was stopped at its time limit (--timeout) {after}")
+    if trace.is_over_host_memory:
+        message = f"the script was stopped at its limit of host memory (most_host_bytes) {after}"
+        return EndedBy(kind="host_memory", message=message)
+    if oom is not None or has_ended_well(trace):
+        return None
+    if trace.exit_status < 0:
+        return EndedBy(kind="script", message=f"the script was killed by {_killer(-trace.exit_status)} {after}")
+    if not trace.is_loop_cut:
+        return EndedBy(kind="script", message=f"the script itself {_failure(trace)}")
+    return EndedBy(kind="early_end", message=f"after foretell had ended a loop early, the script {_failure(trace)}")
+
+
+def _killer(number: int) -> str:
+    name = signal_name(number)
+    if name != "SIGKILL":
+        return name
+    return "SIGKILL (probably because this machine ran out of RAM: the script's own data on the host uses it)"
+
+
+def _failure(trace: Trace) -> str:
+    if trace.exception is None:
+        return f"ended with exit code {trace.exit_status}"
+    where = f" at {trace.exception.where}" if trace.exception.where else ""
+    message = trace.exception.message.strip().splitlines()
+    return f"failed{where}: {trace.exception.type}{': ' + message[0] if message else ''}"
+
+
+def has_ended_well(trace: Trace) -> bool:
+    return trace.exit_status == 0 or crashed_after_its_end(trace)
+
+
+def crashed_after_its_end(trace: Trace) -> bool:
+    """Whether the process crashed after the script had finished: torch's threads can make Python abort at shutdown."""
+    return trace.exit_status in (-signal.SIGABRT, -signal.SIGSEGV) and trace.is_ended and trace.exception is None
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _not_implemented(functions: tuple[MissingFunction, ...]) -> str:
+    named = "; ".join(_called_by(function) for function in functions[:5])
+    more = f"; and {len(functions) - 5} more" if len(functions) > 5 else ""
+    return (
+        f"this script needs CUDA functions that the virtual GPU does not implement yet: {named}{more}. Its memory on a "
+        "real GPU is therefore unknown. Please open an issue with this message and the output of `foretell doctor`."
+    )
+
+
+def _called_by(function: MissingFunction) -> str:
+    operator = f", called by {function.operator}" if function.operator else ""
+    where = f", at {function.where}" if function.where else ""
+    return f"{function.name}{operator}{where}"
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if not text or text[-1] in ".!?" else text + "."
+
+
+# --- out of memory ----------------------------------------------------------------------------------------------------
+
+
+def fatal_oom(trace: Trace) -> OutOfMemory | None:
+    """The OOM that ended the job: the last one, unless the script caught it and continued.
+
+    Continued means that another optimizer step followed, or that a script that never steps ended normally.
+    """
+    if not trace.ooms:
+        if trace.exception is not None and trace.exception.is_oom and trace.exit_status != 0:
+            message = trace.exception.message or "CUDA out of memory."
+            return OutOfMemory(
+                step=len(trace.steps), phase="other", requested_bytes=0, message=message, where=trace.exception.where
+            )
+        return None
+    last = trace.ooms[-1]
+    is_uncaught = trace.exception is not None and trace.exception.is_oom
+    has_stepped_since = bool(trace.steps) and trace.steps[-1].time_us > last.time_us
+    if not is_uncaught and (has_stepped_since or (has_ended_well(trace) and not trace.steps)):
+        return None
+    if trace.exception is not None and trace.exception.is_oom:
+        # The uncaught exception has the full message; the allocator's observer sees only part of it.
+        message = trace.exception.message or last.oom.message
+        return replace(last.oom, message=message, where=last.oom.where or trace.exception.where)
+    return last.oom
