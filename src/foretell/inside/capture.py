@@ -32,6 +32,8 @@ class Capture:
         self.phases_seen: list[str] = []
         self.on_phase: list[Callable[[str], None]] = []
         """Called with the phase that begins."""
+        self.before_evaluation: list[Callable[[], None]] = []
+        """Called before each pass of a model with gradients disabled."""
         self.before_backward: list[Callable[[Any], None]] = []
         """Called with the tensors a backward pass starts from."""
         self.compiled: list[weakref.ref[Any]] = []

@@ -1,8 +1,9 @@
 """PyTorch's memory history, as the watched process writes it and the trace keeps it.
 
-A window `history-<pid>-<n>.marshal` is `{"device", "columns", "stacks", "frames", "origins"}`: the bytes of one array
-for each of COLUMNS, stacks as lists of frame numbers (innermost first), frames as (file, line, function), and origins
-as rows of ORIGIN.
+A window `history-<pid>-<n>.marshal` is `{"device", "columns", "stacks", "frames", "origins", "repeated"}`: the bytes of
+one array for each of COLUMNS, stacks as lists of frame numbers (innermost first), frames as (file, line, function),
+origins as rows of ORIGIN, and repetitions that were left out, each as (after how many allocations of the window, how
+many of the last allocations on the device it repeats).
 """
 
 from __future__ import annotations

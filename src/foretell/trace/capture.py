@@ -311,8 +311,10 @@ def _read_history(directory: Path, pid: int | None) -> History:
         try:
             window = marshal.loads(path.read_bytes())
             columns = {name: array(letter, window["columns"][name]) for name, letter in COLUMNS.items()}
+            repeated = [(int(after), int(number)) for after, number in window["repeated"]]
         except (EOFError, KeyError, ValueError, TypeError):
             break  # the process died while writing; later windows would be inconsistent
+        history.add_repetitions(int(window["device"]), columns["action"], repeated)
         frames = [(str(file), int(line), str(function)) for file, line, function in window["frames"]]
         told = [_without_modules([frames[number] for number in stack]) for stack in window["stacks"]]
         # The last element of each is for index -1.

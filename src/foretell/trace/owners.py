@@ -44,12 +44,22 @@ class History:
         self.stacks: dict[tuple[int, ...], int] = {}
         self.calls_a_module: list[bool] = []
         """For each stack."""
+        self.num_allocations: dict[int, int] = defaultdict(int)
+        """Of each device."""
+        self.repetitions: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        """Of each device: after how many allocations, and how many of the last ones were repeated."""
 
     def stack(self, frames: Sequence[Frame]) -> int:
         numbers = tuple(self.frames.setdefault(frame, len(self.frames)) for frame in frames)
         if numbers not in self.stacks:
             self.calls_a_module.append(any(function == _CALLS_A_MODULE for _, _, function in frames))
         return self.stacks.setdefault(numbers, len(self.stacks))
+
+    def add_repetitions(self, device: int, actions: array[int], repeated: Sequence[tuple[int, int]]) -> None:
+        """Repetitions left out of a window with these actions."""
+        before = self.num_allocations[device]
+        self.repetitions[device] += [(before + after, number) for after, number in repeated]
+        self.num_allocations[device] += actions.count(_ALLOC)
 
 
 @dataclass(slots=True)
@@ -62,7 +72,7 @@ def read_owners(
     directory: Path, pid: int | None, history: History, workspaces: Sequence[tuple[int, int, int, int]]
 ) -> Owners:
     """Read labels and spans; also set node and module as origins in backward passes, which have no Python frames."""
-    places = _Places(history.events)
+    places = _Places(history)
     nodes: dict[int, list[tuple[int, str | None, str | None]]] = defaultdict(list)
     labels = [array("q", column) for column in zip(*_workspace_labels(history.events, places, workspaces), strict=True)]
     labels = labels or [array("q") for _ in range(_LABEL_COLUMNS)]
@@ -103,14 +113,17 @@ def _phase(name: str) -> int:
 
 
 class _Places:
-    """Maps the number of allocations on a device to the number of a memory event."""
+    """Maps the number of allocations on a device to the number of a memory event. A repetition that was left out maps
+    to the events it repeats."""
 
-    def __init__(self, events: MemoryEvents) -> None:
+    def __init__(self, history: History) -> None:
+        events = history.events
         self._num_events = len(events.action)
         rows = [n for n, action in enumerate(events.action) if action == _ALLOC]
-        self.allocations: dict[int, list[int]] = {
-            device: [n for n in rows if events.device[n] == device] for device in set(events.device)
-        }
+        self.allocations: dict[int, list[int]] = {}
+        for device in set(events.device):
+            own = [n for n in rows if events.device[n] == device]
+            self.allocations[device] = _with_repetitions(own, history.repetitions[device])
 
     def after(self, device: int, count: int) -> int:
         """The event right after `count` allocations; blocks freed later are still held there."""
@@ -128,6 +141,16 @@ class _Places:
         """The first allocation after `count` others."""
         allocations = self.allocations.get(device, [])
         return allocations[count] if 0 <= count < len(allocations) else self._num_events
+
+
+def _with_repetitions(rows: list[int], repetitions: Sequence[tuple[int, int]]) -> list[int]:
+    whole: list[int] = []
+    begin = 0
+    for after, number in repetitions:
+        whole += rows[begin:after]
+        whole += rows[after - number : after]
+        begin = after
+    return whole + rows[begin:]
 
 
 def _fill(table: Labels | Spans, columns: Sequence[array[int]]) -> None:

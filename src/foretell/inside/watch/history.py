@@ -1,9 +1,11 @@
 """Writes PyTorch's own memory history to disk, in windows `history-<pid>-<n>.marshal`.
 
-Recording starts at the very beginning of CUDA's initialisation and is flushed to disk at step boundaries, so that
-neither the buffer nor the time to read it grows without limit. Frees are recorded without a stack: the reader pairs
-them with their allocation. PyTorch's `time_us` is the wall clock in microseconds, the same as `time.time_ns() // 1000`
-(checked on torch 2.6.0 and 2.15.0), so events and phases can be aligned.
+Recording starts at the very beginning of CUDA's initialisation. Once the buffer is large it is flushed to disk, after
+an optimizer step, before a backward pass or before a pass of an evaluation, so that neither the buffer nor the time to
+read it grows without limit. Passes of an evaluation that repeat those before them are left out (repetitions.py). Frees
+are recorded without a stack: the reader pairs them with their allocation. PyTorch's `time_us` is the wall clock in
+microseconds, the same as `time.time_ns() // 1000` (checked on torch 2.6.0 and 2.15.0), so events and phases can be
+aligned.
 
 A flush turns recording off and on: turning it off clears the buffer on every version (`clear_history` exists only on
 newer ones). Allocations by another thread in between would be missed.
@@ -14,11 +16,13 @@ from __future__ import annotations
 import marshal
 import os
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from ...protocol.history import ACTIONS, COLUMNS, ORIGIN
 from ...protocol.marks import NOTHING
 from ..capture import Capture
+from .repetitions import Counters, Repetitions
 
 MAX_ENTRIES = 4_000_000
 """Recording stops after this many: a long run repeats itself."""
@@ -35,7 +39,8 @@ class History:
         self._is_ours = False
         self._num_windows = 0
         self._num_entries = 0
-        self._allocations_at_flush: int | None = None
+        self._allocations_at_flush = 0
+        self._repetitions = Repetitions()
         self._pid = 0
 
     def install(self, torch: Any) -> None:
@@ -46,17 +51,23 @@ class History:
         self._record("all")
         self._is_recording = True
         self._capture.after_step.append(self._flush_when_large)
+        self._capture.before_evaluation.append(self._evaluation_begins)
+        self._capture.on_phase.append(self._phase_begins)
         self._capture.before_end.append(self.flush)
 
     def flush(self) -> None:
         if not self._is_recording or os.getpid() != self._pid:
             return
-        for device, entries in enumerate(snapshot(self._torch)["device_traces"]):
-            if entries:
-                self._num_entries += len(entries)
-                self._write_window(window(device, entries))
+        traces = {device: entries for device, entries in enumerate(snapshot(self._torch)["device_traces"]) if entries}
+        repeated: list[tuple[int, int]] = []
+        if len(traces) == 1:
+            ((device, entries),) = traces.items()
+            traces[device], repeated = self._repetitions.remove(entries, self._allocations_at_flush, self._counters())
+        for device, entries in traces.items():
+            self._num_entries += len(entries)
+            self._write_window(window(device, entries, repeated))
         self._record(None)
-        self._allocations_at_flush = self._num_allocations()
+        self._allocations_at_flush = self._counters().num_allocations
         if self._num_entries > MAX_ENTRIES:
             self._is_recording = False
             step = self._capture.num_steps
@@ -64,16 +75,33 @@ class History:
         elif self._is_recording:
             self._record("all")
 
-    def _flush_when_large(self) -> None:
+    def _evaluation_begins(self) -> None:
+        if self._is_recording:
+            now = self._counters()
+            self._repetitions.begins(now, is_pass=True)
+            self._flush_when_large(now)
+
+    def _phase_begins(self, phase: str) -> None:
+        if self._is_recording and phase not in ("evaluation", "other"):
+            if self._repetitions.is_in_pass:
+                self._repetitions.begins(self._counters(), is_pass=False)
+            if phase == "backward":
+                self._flush_when_large()
+
+    def _flush_when_large(self, now: Counters | None = None) -> None:
         # At least two entries per allocation; reading the allocator's counters is cheap, taking a snapshot is not.
-        since = self._num_allocations() - (self._allocations_at_flush or 0)
-        if self._is_recording and 2 * since > ENTRIES_PER_WINDOW:
+        now = now or self._counters()
+        if self._is_recording and 2 * (now.num_allocations - self._allocations_at_flush) > ENTRIES_PER_WINDOW:
             self.flush()
 
-    def _num_allocations(self) -> int:
+    def _counters(self) -> Counters:
         cuda = self._torch._C
-        devices = range(cuda._cuda_getDeviceCount())
-        return sum(cuda._cuda_memoryStats(device)["allocation"]["all"]["allocated"] for device in devices)
+        stats = [cuda._cuda_memoryStats(device) for device in range(cuda._cuda_getDeviceCount())]
+        return Counters(
+            num_allocations=sum(each["allocation"]["all"]["allocated"] for each in stats),
+            allocated_bytes=sum(each["allocated_bytes"]["all"]["current"] for each in stats),
+            reserved_bytes=sum(each["reserved_bytes"]["all"]["current"] for each in stats),
+        )
 
     def _record(self, enabled: str | None) -> None:
         self._is_ours = True
@@ -119,8 +147,10 @@ def snapshot(torch: Any) -> Any:
         return take()
 
 
-def window(device: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Entries of one device as columns, with tables of stacks, frames and origins."""
+def window(
+    device: int, entries: list[dict[str, Any]], repeated: Sequence[tuple[int, int]] = ()
+) -> dict[str, Any]:
+    """Entries of one device as columns, with tables of stacks, frames and origins, and what was left out of them."""
     frames: dict[tuple[str, int, str], int] = {}
     frame_by_identity: dict[int, int] = {}
     stacks: dict[tuple[int, ...], int] = {}
@@ -160,6 +190,7 @@ def window(device: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
         "stacks": [list(stack) for stack in stacks],
         "frames": [list(frame) for frame in frames],
         "origins": [list(origin) for origin in origins],
+        "repeated": [list(each) for each in repeated],
     }
 
 

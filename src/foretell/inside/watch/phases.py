@@ -18,8 +18,10 @@ next batch of a DataLoader distinguishes forward (gradients on) from evaluation 
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from functools import partial, wraps
+from types import FrameType
 from typing import Any
 
 from ..capture import Capture
@@ -33,11 +35,12 @@ class Phases:
         self._hook: Any = None
         self._cuda_is_up = False
         self.num_evaluation_forwards = 0
-        """Number of root forwards on the GPU with gradients disabled."""
+        """Passes of a model on the GPU with gradients disabled."""
         self.num_backwards = 0
 
     def install(self, torch: Any) -> None:
         self._torch = torch
+        self._call_impl = torch.nn.Module._call_impl.__code__
         patches = self._capture.patches
         patches.wrap(torch.autograd, "backward", self._as_backward)
         patches.wrap(torch.autograd, "grad", self._as_backward)
@@ -65,16 +68,27 @@ class Phases:
             return
         if self._capture.is_in_optimizer_step and not self._torch.is_grad_enabled():
             return
-        self._mark_forward()
+        self._mark_forward(is_root=not self._is_within_another(sys._getframe(1)))
         if self._capture.phase == "forward":
             self._stop_looking()
 
-    def _mark_forward(self) -> None:
+    def _mark_forward(self, *, is_root: bool = True) -> None:
         if self._torch.is_grad_enabled():
             self._capture.enter("forward")
-        else:
+            return
+        self._capture.enter("evaluation")
+        if is_root:
             self.num_evaluation_forwards += 1
-            self._capture.enter("evaluation")
+            for call in self._capture.before_evaluation:
+                self._capture.guarded("evaluation", call)
+
+    def _is_within_another(self, frame: FrameType | None) -> bool:
+        """Whether the module whose pre-hook runs is called by another module."""
+        num_calls = 0
+        while frame is not None and num_calls < 2:
+            num_calls += frame.f_code is self._call_impl
+            frame = frame.f_back
+        return num_calls == 2
 
     def _stop_looking(self) -> None:
         if self._hook is not None:
