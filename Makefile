@@ -15,7 +15,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/* $(VIRTUAL)/native/*/*)
 CODE := src tests examples benchmarks scripts/environment scripts/browser scripts/columns setup.py
 
-.PHONY: help demo environment native browser ray page test check lint types format test-matrix test-zoo bench coverage accuracy accuracy-cpu engines test-cpu native-test wheel clean
+.PHONY: help demo environment native browser ray page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu engines test-cpu native-test wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,6 +78,11 @@ bench: environment native ## measure time and host memory, as ratios
 
 coverage: environment native ## compare two steps of a thousand models with the CPU; a full run writes docs/coverage.md
 	$(PYTHON) -m benchmarks.coverage $(ARGS)
+
+real-scripts: native ## run training scripts people really run, and write docs/real-scripts.md (ARGS="--only mnist")
+	@$(PYTHON3) scripts/environment $(STACK) build/real-scripts > /dev/null
+	@$(PYTHON3) scripts/environment --install real-scripts build/real-scripts
+	build/real-scripts/bin/python -m benchmarks.real_scripts $(ARGS)
 
 GROUND_TRUTH ?= ../shared/ground_truth
 accuracy: ## compare estimates with measured runs (GROUND_TRUTH), with the versions of the measurements: docs/accuracy.md

@@ -1,0 +1,71 @@
+"""The results as a table: in the terminal, and in docs/real-scripts.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.real_scripts.script import Result, Script, problem
+from rich import box
+from rich.table import Table
+
+from foretell.units import format_bytes
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "real-scripts.md"
+BEGIN, END = "<!-- made by make real-scripts -->", "<!-- end -->"
+COLUMNS = ("script", "from", "outcome", "exit", "steps", "seconds", "allocated", "reserved", "device", "remarks")
+
+
+def table(scripts: Sequence[Script], results: Mapping[str, Result]) -> Table:
+    """Without the origin, which is too long for a terminal."""
+    shown = Table(box=box.SIMPLE_HEAD)
+    for number, column in enumerate(COLUMNS):
+        if column != "from":
+            shown.add_column(column, no_wrap=number < len(COLUMNS) - 1)
+    for script in scripts:
+        if script.name in results:
+            name, _, *cells = _cells(script, results[script.name])
+            shown.add_row(name, *cells)
+    return shown
+
+
+def write(scripts: Sequence[Script], results: Mapping[str, Result], document: Path = DOCUMENT) -> None:
+    """Replace the table in the document; the text around it is written by hand."""
+    before, _, rest = document.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    document.write_text(f"{before}{BEGIN}\n\n{_markdown(scripts, results)}\n\n{END}{after}")
+
+
+def _markdown(scripts: Sequence[Script], results: Mapping[str, Result]) -> str:
+    done = [script for script in scripts if script.name in results]
+    numbers = sum(results[script.name].verdict is not None for script in done)
+    reasons = len(done) - numbers
+    wrong = sum(problem(script, results[script.name]) is not None for script in done)
+    lines = [
+        f"Commands: {len(done)}; a number: {numbers}; a reason why there is none: {reasons}; wrong: {wrong}.",
+        "",
+        "| " + " | ".join(COLUMNS) + " |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for script in done:
+        cells = [cell.replace("|", "\\|") for cell in _cells(script, results[script.name])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cells(script: Script, result: Result) -> list[str]:
+    wrong = problem(script, result)
+    sizes = (result.allocated_bytes, result.reserved_bytes, result.device_bytes)
+    remarks = [wrong or "", script.remark, result.message if result.verdict is None and not wrong else ""]
+    if result.said_bytes is not None and result.said_bytes == result.allocated_bytes:
+        remarks.append("the script itself says the same")
+    return [
+        script.name,
+        script.origin + (" (stand-in)" if script.is_stand_in else ""),
+        "wrong" if wrong else {"fits": "fits", "oom": "out of memory"}.get(result.verdict or "", "no number"),
+        str(result.exit_code),
+        str(result.num_steps) if result.verdict else "",
+        f"{result.seconds:.0f}",
+        *(format_bytes(size) if result.verdict else "" for size in sizes),
+        "; ".join(filter(None, remarks)),
+    ]
