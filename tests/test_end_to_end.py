@@ -90,6 +90,13 @@ def test_a_card_that_is_too_small_is_exit_code_3_with_the_line(run: Run) -> None
     assert document["oom"]["where"].endswith("train.py:7")
     assert document["oom"]["message"].startswith("CUDA out of memory. Tried to allocate 256.00 MiB")
     assert document["oom"]["requested_bytes"] == 256 * MIB
+    assert "running again on a larger card" in done.stderr
+    on_large = run("--gpu", "48GiB,sm86", "--context", "160MiB", "--json", "-", "train.py", "65536", "4")
+    peak = json.loads(on_large.stdout)["peak"]
+    assert {name: document["need"][name] for name in ("device_bytes", "reserved_bytes", "request_bytes")} == {
+        name: peak[name] for name in ("device_bytes", "reserved_bytes", "request_bytes")
+    }
+    assert document["need"]["smallest_gpus"]
     assert "OUT OF MEMORY" in done.stderr
     assert "Traceback" in done.stderr  # the script's own, unshortened
 

@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "analysis": NOUNS | {"protocol", "trace", "allocator", "rules"},
     "report": NOUNS | {"gpus", "trace", "allocator", "rules"},
     "diff": NOUNS | {"trace", "analysis", "report"},
-    "api": NOUNS | {"gpus", "runs", "trace", "analysis"},
+    "api": NOUNS | {"gpus", "rules", "runs", "trace", "analysis"},
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
     "evaluation": NOUNS | {"gpus", "runs", "report", "api"},
     "evaluation.workloads": set(),

@@ -35,7 +35,7 @@ from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, SPARSE, WORKSPACE_SOURCES
-from foretell.records import Advice, EndedBy, Estimate, OutsidePeak, StepPeak
+from foretell.records import Advice, EndedBy, Estimate, Need, OutsidePeak, StepPeak
 from foretell.report import advice_text, text
 from foretell.runs import command as commands
 from foretell.runs.command import TorchInstall, refuse_platform, refuse_torch
@@ -119,7 +119,15 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
     yield "fits-context-given", replace(fits, is_context_given=True, library_names=(), caveats=()), WIDTH
     failed = EndedBy(kind="script", message="the script itself failed at train.py:3: ValueError: bad")
     yield "incomplete", replace(fits, ended_by=failed), WIDTH
-    yield "out-of-memory", estimate_for(transformer(), gpu="rtx-3060", is_out_of_memory=True), WIDTH
+    ran_out = estimate_for(transformer(), gpu="rtx-3060", is_out_of_memory=True)
+    need = Need(
+        device_bytes=17 * GIB, reserved_bytes=16 * GIB, request_bytes=18 * GIB, smallest_gpus=("rtx-3090", "rtx-4090")
+    )
+    yield "out-of-memory", replace(ran_out, need=need), WIDTH
+    ran_out = replace(ran_out, attribution=None)
+    yield "out-of-memory-need-unknown", replace(ran_out, need_unknown="no time was left (--timeout)"), WIDTH
+    yield "out-of-memory-no-need", ran_out, WIDTH
+    yield "out-of-memory-no-card", replace(ran_out, need=replace(need, smallest_gpus=())), WIDTH
     steps = tuple(StepPeak(index=i, peak_allocated_bytes=i * MIB, peak_reserved_bytes=2 * GIB) for i in range(20))
     evaluation = OutsidePeak(
         kind="evaluation", after_step=11, peak_allocated_bytes=GIB, peak_reserved_bytes=whole.peak.reserved_bytes

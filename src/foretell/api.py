@@ -14,20 +14,28 @@ from typing import Any, Literal
 
 from foretell import disk, gpus
 from foretell import trace as traces
+from foretell.analysis.ending import ended_by, fatal_oom
 from foretell.analysis.verdict import estimate_of
-from foretell.errors import ScriptError, UnsupportedError, UsageError
+from foretell.errors import ForetellError, ScriptError, UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, Job, Steps, changes
-from foretell.records import Engine, Estimate, Gpu
+from foretell.records import Engine, Estimate, Gpu, Need
+from foretell.rules.capacity import smallest_that_fit
 from foretell.runs import Progress, Warm, launch, pickled
 from foretell.runs.calls import name_of
 from foretell.runs.environment import make_directory
 from foretell.trace import Trace
-from foretell.units import parse_bytes
+from foretell.units import format_bytes, parse_bytes
 
 DEFAULT_GPU = "a100-80gb"
 """Default if no GPU is given: large, so that the result shows the job's need and not a limit."""
 
 _NO_ROOM_BYTES = 64 << 10
+_LARGE_BYTES = 1 << 40
+"""The memory of the card that shows what a job needs that ran out of memory."""
+_TIMES_THE_FIRST = 3
+_LEAST_SECONDS = 60.0
+"""A run that ran out of memory at its first step is repeated for several: it may take so many times as long."""
+_MAX_CARDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +105,60 @@ def run(
     return done
 
 
+def find_need(
+    first: Run,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Run:
+    """The same run; if it ran out of memory, with what it needs, or why that is not known. The job is run again for
+    that, on a card of the same kind with much more memory, for a time that depends on what the first run took."""
+    trace = first.trace
+    oom = fatal_oom(trace)
+    if oom is None or trace.unsupported or trace.unimplemented:
+        return first
+    if ended_by(trace, oom) is not None:
+        return replace(first, trace=replace(trace, need_unknown="the run was stopped"))
+    say("out of memory; running again on a larger card to see how much it needs (Ctrl-C skips this)")
+    need, why = _need_of(first, on_progress)
+    return replace(first, trace=replace(trace, need=need, need_unknown=why))
+
+
+def _need_of(first: Run, on_progress: Callable[[Progress], None] | None) -> tuple[Need | None, str | None]:
+    """The need, or why it is not known."""
+    job, first_seconds = first.job, first.trace.seconds["total"]
+    seconds = max(_LEAST_SECONDS, _TIMES_THE_FIRST * first_seconds)
+    if job.options.timeout_seconds is not None:
+        seconds = min(seconds, job.options.timeout_seconds - first_seconds)
+    if seconds <= 0:
+        return None, "no time was left (--timeout)"
+    large = replace(job.gpu, total_bytes=max(_LARGE_BYTES, 8 * job.gpu.total_bytes))
+    # Its output is not shown: the user has seen it once.
+    options = replace(job.options, timeout_seconds=seconds, stdout="file", history=False, attribution=False)
+    try:
+        estimate = run(replace(job, gpu=large, options=options), on_progress=on_progress).complete_estimate
+    except Interrupted:
+        return None, "the run on a larger card was interrupted"
+    except ForetellError as error:
+        return None, f"in a run on a larger card, {str(error).rstrip('.')}"
+    if estimate.oom is not None:
+        return None, f"it also runs out of {format_bytes(large.total_bytes)}"
+    peak = estimate.peak
+    fitting = smallest_that_fit(
+        gpus.all_gpus(),
+        peak,
+        context_bytes=job.empty_process_bytes if job.is_context_given else None,
+        used_by_others_bytes=job.used_by_others_bytes,
+    )
+    need = Need(
+        device_bytes=peak.device_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        request_bytes=peak.request_bytes,
+        smallest_gpus=tuple(gpu.name for gpu in fitting[:_MAX_CARDS]),
+    )
+    return need, None
+
+
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A temporary capture folder; files that cannot be removed are ignored."""
@@ -128,6 +190,7 @@ def estimate(
     trace: str | Path | None = None,
     keep_init: bool = False,
     online: bool = False,
+    need: bool = True,
 ) -> Estimate:
     """Estimate the memory a job needs on a GPU, without that GPU.
 
@@ -135,7 +198,8 @@ def estimate(
     and `kwargs`. Either runs in a child process, in the folder `cwd`, with the environment changes of `env` (None
     unsets a variable).
 
-    Running out of memory is a verdict (`.verdict == "oom"`). Once a training step was seen, a script that is stopped at
+    Running out of memory is a verdict (`.verdict == "oom"`); the job is then run again on a larger card, unless `need`
+    is False, to find out what it needs (`.need`). Once a training step was seen, a script that is stopped at
     `timeout`, or fails after a loop that foretell had ended early, gives an incomplete estimate (`.complete`,
     `.ended_by`). A script that itself fails raises `ScriptError`, whose `.estimate` is what was known by then, or None;
     a job that cannot be estimated raises `UnsupportedError`. Ctrl-C raises `api.Interrupted`, with the run so far.
@@ -161,6 +225,8 @@ def estimate(
             ),
         )
     )
+    if need:
+        done = find_need(done)
     if trace is not None:
         traces.save(done.trace, Path(trace))
     return done.estimate

@@ -147,6 +147,18 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a job that ran out of memory needs: it was run again, on a card of the same kind with much more memory."""
+
+    device_bytes: int
+    reserved_bytes: int
+    request_bytes: int
+    """As in `PeakMemory`."""
+    smallest_gpus: tuple[str, ...]
+    """Names of the smallest known cards that it fits on, smallest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndedBy:
     """What ended a run before its time."""
 
@@ -416,6 +428,10 @@ class Estimate:
     """In the order they ran. Empty also if the history is incomplete."""
     advice: tuple[Advice, ...] | None = None
     """None: not requested."""
+    need: Need | None = None
+    """What the job needs, if it ran out of memory and that was found out."""
+    need_unknown: str | None = None
+    """Why `need` could not be found out."""
     ended_by: EndedBy | None = None
     """What ended the run before its time: the numbers are those up to then. None: the run is complete."""
 

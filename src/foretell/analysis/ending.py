@@ -43,7 +43,9 @@ def require_a_number(trace: Trace, ended_by: EndedBy | None) -> None:
 
 def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:
     """What ended the run before its time; None if it ended well, or by running out of memory (`oom`)."""
-    after = f"after {len(trace.steps)} training steps" if trace.steps else "before the first training step was complete"
+    count = len(trace.steps)
+    steps = "1 training step" if count == 1 else f"{count} training steps"
+    after = f"after {steps}" if count else "before the first training step was complete"
     if trace.is_interrupted:
         return EndedBy(kind="interrupted", message=f"the run was interrupted {after}")
     if trace.is_timed_out:

@@ -79,6 +79,8 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         attribution=attribution,
         leaks=_leaks(trace, attribution) if attribution is not None else (),
         outside_steps=outside_steps,
+        need=trace.need if oom else None,
+        need_unknown=trace.need_unknown if oom else None,
         ended_by=end,
     )
 

@@ -92,6 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--advise", action="store_true",
         help="rerun with gradient checkpointing, mixed precision and other changes, and show what each saves",
     )  # fmt: skip
+    result.add_argument(
+        "--no-need", action="store_true",
+        help="if it runs out of memory, do not run it again on a larger card to find out how much it needs",
+    )  # fmt: skip
     result.add_argument("--quiet", action="store_true", help="do not show progress")
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
 
@@ -119,10 +123,14 @@ def execute(options: argparse.Namespace) -> int:
     if not (options.gpu or options.profile or options.quiet):
         say(f"no --gpu given; assuming {job.gpu.name}")
     with api.scratch() as folder:
+        note = _quietly if options.quiet else say
+        on_progress = None if options.quiet else _progress()
         try:
-            run = api.run(job, directory=folder, on_progress=None if options.quiet else _progress())
+            run = api.run(job, directory=folder, on_progress=on_progress)
         except api.Interrupted as interrupted:
             run = interrupted.run
+        if not options.no_need:
+            run = api.find_need(run, say=note, on_progress=on_progress)
         if options.trace:
             write_trace(run.trace, options.trace)
         if options.keep_writes:
@@ -130,11 +138,19 @@ def execute(options: argparse.Namespace) -> int:
     estimate, is_json = _estimate(run), options.json == "-"
     show_text(estimate, is_json=is_json)
     if options.advise and estimate.complete:
-        estimate = _advise(job, estimate, is_json=is_json, is_quiet=options.quiet)
+        try:
+            estimate = _advise(job, estimate, is_json=is_json, note=note)
+        except KeyboardInterrupt:
+            write_files(options, run.trace, estimate)
+            raise
     if options.explain:
         _explain(run.trace, is_json=is_json)
     write_files(options, run.trace, estimate)
     return exit_code(estimate)
+
+
+def _quietly(text: str) -> None:
+    """Say nothing (`--quiet`)."""
 
 
 def _estimate(run: Run) -> Estimate:
@@ -198,15 +214,11 @@ def _engine(options: argparse.Namespace) -> Engine | Literal["auto"]:
     return chosen
 
 
-def _advise(job: Job, estimate: Estimate, *, is_json: bool, is_quiet: bool) -> Estimate:
+def _advise(job: Job, estimate: Estimate, *, is_json: bool, note: Callable[[str], None]) -> Estimate:
     """Runs after the estimate has been shown, because it takes a while."""
     from foretell.advice import advise
     from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.report import advice_text
-
-    def note(text: str) -> None:
-        if not is_quiet:
-            say(text)
 
     findings = advise(job, estimate, say=note)
     with ignore_broken_pipe():

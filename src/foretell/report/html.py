@@ -75,6 +75,8 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         ],
         "oom": asdict(estimate.oom) if estimate.oom else None,
         "ended_early": estimate.ended_early,
+        "need": asdict(estimate.need) if estimate.need else None,
+        "need_unknown": estimate.need_unknown,
         "ended_by": asdict(estimate.ended_by) if estimate.ended_by else None,
         "caveats": estimate.caveats,
         "command": estimate.command,

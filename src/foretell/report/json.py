@@ -60,6 +60,8 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "steps": [asdict(step) for step in estimate.steps],
         "outside_steps": [asdict(each) for each in estimate.outside_steps],
         "oom": asdict(estimate.oom) if estimate.oom else None,
+        "need": asdict(estimate.need) if estimate.need else None,
+        "need_unknown": estimate.need_unknown,
         "complete": estimate.complete,
         "ended_by": asdict(estimate.ended_by) if estimate.ended_by else None,
         "phases": list(estimate.phases_seen),

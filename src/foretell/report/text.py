@@ -73,9 +73,11 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
         )
         if oom.where:
             text.append(", at ").append(_short(oom.where), style="bold")
-        lines.append(text)
+        lines += [text, *_need(estimate)]
         lines += [Text(), _bar(estimate, width - 6), Text(), Text(_without_advice(oom.message), style="italic")]
-        lines += [Text(), Text(f"To see the full requirement, use a larger card: --gpu {_larger(gpu)}")]
+        if estimate.need is None:
+            why = f"How much it needs is not known: {estimate.need_unknown}. " if estimate.need_unknown else ""
+            lines += [Text(), Text(f"{why}To see the full requirement, use a larger card: --gpu {_larger(gpu)}")]
     if estimate.ended_by:
         lines += [Text(), Text.assemble(("INCOMPLETE ", "bold yellow"), f" {estimate.ended_by.message}")]
     name = Text(gpu.device_name, style="default bold")
@@ -83,6 +85,19 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
         name.append(f" ({gpu.name})", style="not bold")
     border = "red" if estimate.oom else "yellow" if estimate.ended_by else "green"
     return Panel(Group(*lines), title=name, title_align="left", border_style=border, padding=(0, 2))
+
+
+def _need(estimate: Estimate) -> list[RenderableType]:
+    need = estimate.need
+    if need is None:
+        return []
+    text = Text.assemble("needs ", (format_bytes(need.device_bytes), "bold"))
+    missing = -capacity_of(estimate).spare_bytes(need.device_bytes)
+    if missing > 0:
+        text.append(f", {format_bytes(missing)} more than ")
+        text.append("is free on the card" if estimate.used_by_others_bytes else "the card has")
+    fitting = f"smallest cards that fit: {', '.join(need.smallest_gpus)}" if need.smallest_gpus else "fits on no card"
+    return [Text(), text, Text(fitting if need.smallest_gpus else f"{fitting} of `foretell gpus`")]
 
 
 def _larger(gpu: Gpu) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..records import Estimate, Gpu, LibraryBytes, Verdict
+from ..records import Estimate, Gpu, LibraryBytes, PeakMemory, Verdict
 from . import loaded_libraries
 
 
@@ -49,6 +49,23 @@ def capacity_for(
         library_bytes=loaded,
         used_by_others_bytes=used_by_others_bytes,
     )
+
+
+def smallest_that_fit(
+    gpus: Iterable[Gpu], peak: PeakMemory, *, context_bytes: int | None, used_by_others_bytes: int
+) -> list[Gpu]:
+    """The cards on which a job with this peak fits, smallest first; with their own contexts if none is given."""
+    return [
+        gpu
+        for gpu in sorted(gpus, key=lambda each: each.total_bytes)
+        if Capacity(
+            total_bytes=gpu.total_bytes,
+            context_bytes=gpu.context_bytes if context_bytes is None else context_bytes,
+            library_bytes=peak.library_bytes,
+            used_by_others_bytes=used_by_others_bytes,
+        ).verdict_of(peak.reserved_bytes)
+        == "fits"
+    ]
 
 
 def capacity_of(estimate: Estimate) -> Capacity:

@@ -17,9 +17,10 @@ from typing import Any, TypeVar, cast
 from foretell import disk
 from foretell.allocator import AllocatorSettings
 from foretell.errors import TraceError
+from foretell.plain import from_plain
 from foretell.protocol import native_log
 from foretell.protocol.history import ACTIONS, ORIGIN_NAMES
-from foretell.records import CATEGORIES, Gpu, LibraryBytes, OutOfMemory
+from foretell.records import CATEGORIES, Gpu, LibraryBytes, Need, OutOfMemory
 from foretell.trace.records import (
     PHASES,
     Collectives,
@@ -192,6 +193,7 @@ def _from_plain(document: dict[str, Any], tables: dict[str, Any]) -> Trace:
         "gpu": Gpu(**gpu),
         "libraries": LibraryBytes(**document.pop("libraries")),
         "allocator": AllocatorSettings(**allocator),
+        "need": from_plain(Need, need) if (need := document.pop("need", None)) is not None else None,
         "exception": ScriptException(**exception) if exception is not None else None,
         "steps": steps,
         "final": records("final", DeviceMemory),

@@ -12,7 +12,7 @@ from foretell.allocator import AllocatorSettings
 from foretell.protocol import marks
 from foretell.protocol.history import ACTIONS
 from foretell.protocol.native_log import WORKSPACE_SOURCES
-from foretell.records import Engine, Gpu, LibraryBytes, OutOfMemory, Phase
+from foretell.records import Engine, Gpu, LibraryBytes, Need, OutOfMemory, Phase
 
 PHASES: tuple[Phase, ...] = marks.PHASES
 
@@ -378,6 +378,9 @@ class Trace:
     """CUBLAS_WORKSPACE_CONFIG of the process."""
     library_folders: tuple[str, ...] = ()
     """Library folders of its Python; empty: unknown."""
+    need: Need | None = None
+    need_unknown: str | None = None
+    """As in `Estimate`: found out by another run."""
     own_folders: tuple[str, ...] = ()
     """Folders of the foretell code that ran in it."""
 

@@ -28,6 +28,9 @@ export interface Estimate {
   peaks: StepPeak[];
   oom: { step: number; phase: string; requested_bytes: number; message: string; where: string | null } | null;
   ended_early: string[];
+  /** What a job that ran out of memory needs; null: it fits, or that is not known. */
+  need: { device_bytes: number; reserved_bytes: number; request_bytes: number; smallest_gpus: string[] } | null;
+  need_unknown: string | null;
   /** What ended the run before its time; null: the run is complete. */
   ended_by: { kind: string; message: string } | null;
   caveats: string[];

@@ -5,7 +5,7 @@ import { switchTheme, theme } from "./theme";
 
 export function Header({ document }: { document: Document }) {
   const { estimate, capacity } = document;
-  const { gpu, peak, oom, ended_by } = estimate;
+  const { gpu, peak, oom, need, ended_by } = estimate;
   const needs = ended_by ? "needs at least" : "needs";
   const engine = estimate.engine === "cpu" ? "the CPU engine" : "the virtual GPU";
   return (
@@ -34,6 +34,15 @@ export function Header({ document }: { document: Document }) {
             Tried to allocate {bytes(oom.requested_bytes)}
             {oom.where && <> at <code title={oom.where}>{shortPath(oom.where)}</code></>}.
           </p>
+          {need && (
+            <p>
+              The job needs <strong>{bytes(need.device_bytes)}</strong>, as a run on a larger card showed.{" "}
+              {need.smallest_gpus.length > 0
+                ? `Smallest cards that fit: ${need.smallest_gpus.join(", ")}.`
+                : "It fits on no known card."}
+            </p>
+          )}
+          {estimate.need_unknown && <p>How much the job needs is not known: {estimate.need_unknown}.</p>}
           <pre>{oom.message}</pre>
         </div>
       )}
