@@ -6,16 +6,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from capture_folder import training_run
+from capture_folder import CaptureFolder, device, training_run
+from foretell import api
+from foretell.advice.advise import Findings
 from foretell.cli import main
 from foretell.cli.main import Parser
-from foretell.cli.run import add_arguments, prepare
-from foretell.trace import save
+from foretell.cli.run import _progress, add_arguments, prepare
+from foretell.runs import Progress, Watch
+from foretell.trace import from_capture, save
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -135,3 +139,56 @@ def test_being_terminated_ends_the_child_as_ctrl_c_does(monkeypatch: Any, capsys
     previous = signal.getsignal(signal.SIGTERM)
     assert main(["gpus"]) == 130
     assert signal.getsignal(signal.SIGTERM) is previous
+
+
+@pytest.mark.parametrize("advice", [KeyboardInterrupt(), None])
+def test_an_estimate_that_was_shown_is_in_its_file_when_advice_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advice: KeyboardInterrupt | None
+) -> None:
+    def advise(*_: Any, **__: Any) -> Any:
+        if advice is not None:
+            raise advice
+        return Findings(reserved_bytes=0, advice=(), not_tried=())
+
+    (tmp_path / "capture").mkdir()
+    result = training_run(tmp_path / "capture").result()
+    monkeypatch.setattr("foretell.api.run", lambda job, **_: api.Run(job=job, trace=from_capture(result)))
+    monkeypatch.setattr("foretell.advice.advise", advise)
+    (tmp_path / "train.py").write_text("")
+    words = ["run", "--gpu", "rtx-3060", "--advise", "--json", str(tmp_path / "e.json"), str(tmp_path / "train.py")]
+    assert main(words) == (130 if advice else 0)
+    document = json.loads((tmp_path / "e.json").read_text())
+    assert (document["complete"], document["advice"]) == (True, None if advice else [])
+
+
+def test_a_run_that_trains_on_the_cpu_is_hinted_at_once(capsys: Any) -> None:
+    show = _progress()
+    early = Progress(seconds=9, num_steps=0, reserved_bytes=None, phase="backward", is_on_cpu=True)
+    show(replace(early, is_on_cpu=False, seconds=11))
+    show(early)
+    assert "nothing on the GPU" not in capsys.readouterr().err
+    for seconds in (10, 11, 30):
+        show(replace(early, seconds=seconds))
+    assert capsys.readouterr().err.count("has put nothing on the GPU. Does it need an option such as --device") == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_on_cpu"),
+    [
+        ([], False),
+        ([("phase", {"phase": "backward"})], True),
+        ([("cuda", {}), ("phase", {"phase": "backward"})], False),
+        ([("step", {"index": 0, "devices": []})], True),
+        ([("cuda", {}), ("step", {"index": 0, "devices": [device(0, 0, (0, 0))]})], True),
+        ([("cuda", {}), ("step", {"index": 0, "devices": [device(0, 512, (512, 512))]})], False),
+    ],
+)
+def test_training_without_memory_of_the_gpu_is_seen_in_the_journal(
+    tmp_path: Path, lines: list[tuple[str, dict[str, Any]]], is_on_cpu: bool
+) -> None:
+    folder = CaptureFolder(tmp_path)
+    for kind, values in lines:
+        folder.journal(kind, **values)
+    seen: list[Progress] = []
+    Watch(tmp_path, on_progress=seen.append).tick(11)
+    assert seen[0].is_on_cpu is is_on_cpu

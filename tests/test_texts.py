@@ -319,6 +319,8 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
         "the limit of host memory before a step": new().torch().trace(is_over_host_memory=True, exit_status=-15),
         "no Python": new().trace(),
         "no torch": new().journal("process").trace(),
+        "training on the CPU": new().torch().journal("step", 6, index=0).trace(),
+        "training on the CPU until a timeout": new().torch().journal("step", 6, index=0).trace(is_timed_out=True),
         "no GPU": new().journal("process").journal("torch", version="2.15.0", cuda="13.2", cudnn=92600).trace(),
         "an unsupported function": missing.trace(exit_status=1),
         "refused in the child": new().journal("unsupported", what="two ranks", hint="Run one").trace(exit_status=2),

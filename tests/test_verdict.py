@@ -12,7 +12,7 @@ from capture_folder import SEGMENT, CaptureFolder, device, training_run
 from foretell.analysis.verdict import estimate_of
 from foretell.api import Run
 from foretell.cli.show import exit_code
-from foretell.errors import ScriptError, UnsupportedError
+from foretell.errors import NothingOnGpuError, ScriptError, UnsupportedError
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, SPARSE, WORKSPACE_SOURCES
 from foretell.records import EndedBy, LibraryBytes
 from foretell.trace import from_capture
@@ -174,8 +174,26 @@ def test_a_script_that_never_used_the_gpu_is_no_estimate_of_zero(tmp_path: Path,
     folder = CaptureFolder(tmp_path)
     for kind in lines:
         folder.journal(kind)
-    with pytest.raises(UnsupportedError, match=f"never used the GPU.*{hint}"):
+    with pytest.raises(NothingOnGpuError, match=f"nothing was put on the GPU.*{hint}"):
         estimate_of(folder.trace())
+
+
+def trained_on_the_cpu(directory: Path) -> CaptureFolder:
+    return CaptureFolder(directory).torch().journal("phase", phase="backward", step=0).journal("step", 6, index=0)
+
+
+@pytest.mark.parametrize("how", [{}, {"is_timed_out": True}, {"is_interrupted": True}])
+def test_a_script_that_trained_on_the_cpu_put_nothing_on_the_gpu(tmp_path: Path, how: dict[str, bool]) -> None:
+    """Also one that asked CUDA about the card: a process gets a context with its first allocation."""
+    folder = trained_on_the_cpu(tmp_path).end(0, 0, (0, 0))
+    with pytest.raises(NothingOnGpuError, match=r"othing was put on the GPU.*trained on the CPU.*--cuda") as error:
+        estimate_of(folder.trace(**how))
+    assert error.value.exit_code == 2
+
+
+def test_a_script_that_failed_on_the_cpu_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(ScriptError, match="ValueError"):
+        estimate_of(raised(trained_on_the_cpu(tmp_path)).trace(exit_status=1))
 
 
 def test_what_the_child_refused_is_said_with_its_hint(tmp_path: Path) -> None:

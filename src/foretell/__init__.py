@@ -9,7 +9,9 @@ __all__ = [
     "CaptureOptions",
     "Estimate",
     "ForetellError",
+    "Interrupted",
     "Job",
+    "NothingOnGpuError",
     "Run",
     "ScriptError",
     "UnsupportedError",
@@ -19,15 +21,15 @@ __all__ = [
     "run",
 ]
 if TYPE_CHECKING:
-    from foretell.api import Run, estimate, run
-    from foretell.errors import ForetellError, ScriptError, UnsupportedError, UsageError
+    from foretell.api import Interrupted, Run, estimate, run
+    from foretell.errors import ForetellError, NothingOnGpuError, ScriptError, UnsupportedError, UsageError
     from foretell.jobs import CaptureOptions, Job
     from foretell.records import Estimate
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `foretell --help` starts at once."""
-    if name in ("Run", "estimate", "run"):
+    if name in ("Interrupted", "Run", "estimate", "run"):
         from foretell import api
 
         return getattr(api, name)

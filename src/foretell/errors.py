@@ -19,6 +19,10 @@ class UnsupportedError(ForetellError):
     """foretell cannot estimate this job, or not in this environment."""
 
 
+class NothingOnGpuError(UnsupportedError):
+    """The job put nothing on the GPU."""
+
+
 class ScriptError(ForetellError):
     """The script itself failed; its traceback has already been shown."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from foretell.errors import ScriptError, UnsupportedError
+from foretell.errors import NothingOnGpuError, ScriptError, UnsupportedError
 from foretell.records import EndedBy, OutOfMemory
 from foretell.trace import MissingFunction, Trace
 
+_NOTHING = "nothing was put on the GPU"
+_STOPPED = ("interrupted", "time_limit")
 _REMEDIES = {
     "time_limit": "Increase the limit, or run fewer steps with --steps N.",
     "host_memory": "Increase the limit, or load less data on the host.",
@@ -24,21 +26,28 @@ def refuse(trace: Trace) -> None:
 
 
 def require_a_number(trace: Trace, ended_by: EndedBy | None) -> None:
-    """Raise if too little was seen: no whole training step before a failure, or no use of the GPU at all."""
-    is_used = bool(trace.final or trace.steps or len(trace.driver.time_us))
-    if ended_by is not None and not trace.steps:
-        if not (is_used and ended_by.kind in ("interrupted", "time_limit")):
-            raise ScriptError(f"{_sentence(ended_by.message)} {_REMEDIES.get(ended_by.kind, '')}".strip())
-    elif not is_used:
-        hint = "Check whether an option or an environment variable (CUDA_VISIBLE_DEVICES) selects the device."
-        if trace.pid is None:
-            hint = "It started no Python process."
-        elif trace.torch_version is None:
-            hint = "It did not import torch."
-        raise UnsupportedError(
-            f"the script never used the GPU, so there is nothing to estimate. {hint} "
-            "Under foretell, torch.cuda.is_available() returns True."
-        )
+    """Raise if too little was seen: no whole training step before a failure, or nothing on the GPU."""
+    counters = [*trace.final, *(device for step in trace.steps for device in step.devices)]
+    is_used = any(device.peak_reserved_bytes for device in counters) or len(trace.driver.time_us) > 0
+    if is_used and (ended_by is None or trace.steps or ended_by.kind in _STOPPED):
+        return
+    has_trained = bool(trace.steps) or "backward" in trace.phases_seen
+    if ended_by is not None and not (ended_by.kind in _STOPPED and has_trained):
+        raise ScriptError(f"{_sentence(ended_by.message)} {_REMEDIES.get(ended_by.kind, '')}".strip())
+    what = f"{_sentence(ended_by.message)} Nothing was put on the GPU by then" if ended_by else _NOTHING
+    raise NothingOnGpuError(f"{what}, so there is nothing to estimate. {_where_to_look(trace, has_trained)}")
+
+
+def _where_to_look(trace: Trace, has_trained: bool) -> str:
+    if trace.pid is None:
+        return "The command started no Python process."
+    if trace.torch_version is None:
+        return "The script did not import torch."
+    return (
+        f"The script {'trained on the CPU' if has_trained else 'did not use it'}. Check for an option that selects the "
+        "device (--device, --cuda, --accel) and for CUDA_VISIBLE_DEVICES, which hides the GPU if it is empty. Under "
+        "foretell, torch.cuda.is_available() returns True otherwise."
+    )
 
 
 def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:

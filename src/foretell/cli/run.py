@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foretell.runs import Progress
     from foretell.trace import Trace
 
+_HINT_SECONDS = 10
 _EPILOG = """SCRIPT.py runs with the Python that foretell is installed in. To use another one, name it:
 foretell run -- python train.py. Everything after the script is passed to the script.
 
@@ -157,8 +158,9 @@ def _estimate(run: Run) -> Estimate:
     """Also of a script that failed or was interrupted, if enough of it was seen."""
     try:
         return run.estimate_so_far
-    except ForetellError:
+    except ForetellError as error:
         if run.trace.is_interrupted:
+            say(str(error))
             raise KeyboardInterrupt from None
         raise
 
@@ -257,12 +259,20 @@ def _progress() -> Callable[[Progress], None]:
 
     last_shown = (-1, "")
     last_seconds = 0.0
+    is_hinted = False
     wipe = "\r\033[K" if sys.stderr.isatty() else ""
 
     def show(progress: Progress) -> None:
-        nonlocal last_shown, last_seconds
+        nonlocal last_shown, last_seconds, is_hinted
         now = (progress.num_steps, progress.phase or "")
         pause = 3 if progress.num_operators else 10
+        if progress.is_on_cpu and progress.seconds >= _HINT_SECONDS and not is_hinted:
+            is_hinted = True
+            say(
+                "the script trains, but has put nothing on the GPU. Does it need an option such as --device, --cuda or "
+                "--accel? Is CUDA_VISIBLE_DEVICES empty?",
+                before=wipe,
+            )
         if now[0] == last_shown[0] and progress.seconds - last_seconds < pause:
             return
         last_shown, last_seconds = now, progress.seconds

@@ -72,6 +72,8 @@ class Progress:
     """Operators computed so far, with `execute`."""
     remaining_seconds: float | None = None
     """With `execute`, once a step has shown its number of operators."""
+    is_on_cpu: bool = False
+    """The script trains, but has put nothing on the GPU."""
 
 
 class Watch:
@@ -143,6 +145,7 @@ class _Journals:
         self._num_steps = 0
         self._reserved: int | None = None
         self._phase: str | None = None
+        self._is_training = self._has_cuda = False
 
     def progress(self, seconds: float) -> Progress:
         with contextlib.suppress(OSError):
@@ -155,6 +158,7 @@ class _Journals:
             phase=self._phase,
             num_operators=self._num_operators,
             remaining_seconds=self._remaining_seconds(seconds),
+            is_on_cpu=self._is_training and not (self._has_cuda or self._reserved),
         )
 
     def _remaining_seconds(self, seconds: float) -> float | None:
@@ -172,8 +176,12 @@ class _Journals:
                     self._num_steps = max(self._num_steps, int(line["index"]) + 1)
                     self._reserved = max((int(d["peak_reserved_bytes"]) for d in line["devices"]), default=None)
                     self._operators_of_steps = self._num_operators
+                    self._is_training, self._has_cuda = True, False  # its counters tell more
                 elif line["kind"] == "phase":
                     self._phase = str(line["phase"])
+                    self._is_training |= self._phase == "backward"
+                elif line["kind"] == "cuda":
+                    self._has_cuda = True
                 elif line["kind"] == "operators":
                     self._num_operators = int(line["count"])
 
