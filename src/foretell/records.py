@@ -226,7 +226,7 @@ class Block:
     phase: Phase | Literal["recomputation"]
     step: int
     where: str | None
-    """`file:line` in the user's code, or in a library if no user code was involved."""
+    """`file:line`, the deepest of a model, in the user's code or in a library (docs/attribution.md)."""
 
 
 class BlockKind(NamedTuple):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretell.analysis.history import NONE, History, follow, segments_at_peak
+from foretell.protocol.lines import Lines
 from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Category, Phase, Span
 from foretell.trace import Trace
 from foretell.trace.records import PHASES, Origin
@@ -86,8 +87,8 @@ class _Place:
     operator: str | None
     module: str | None
     where: str | None
-    """In the user's code."""
-    where_in_library: str | None
+    """In the user's code, or in a library that is neither torch nor a training loop."""
+    where_otherwise: str | None
     category: int
     """Index into CATEGORIES; NONE: unknown from the place alone."""
     is_in_module: bool
@@ -143,7 +144,7 @@ class _Deciding:
         )
 
     def _find_places(self, rows: Sequence[int]) -> array[int]:
-        memory = self._trace.memory
+        memory, lines = self._trace.memory, lines_of(self._trace)
         numbers: dict[tuple[int, int], int] = {}
         found = array("q")
         for event in self._lives.begin:
@@ -152,7 +153,7 @@ class _Deciding:
             number = numbers.get(key)
             if number is None:
                 number = numbers[key] = len(numbers)
-                self._places.append(place_of(self._trace, *key))
+                self._places.append(place_of(self._trace, lines, *key))
             found.append(number)
         return found
 
@@ -241,7 +242,7 @@ class _Deciding:
             module=module,
             operator=place.operator,
             phase=phase,
-            where=place.where or where or place.where_in_library,
+            where=place.where or where or place.where_otherwise,
         )
         return self._kinds.setdefault(kind, len(self._kinds))
 
@@ -262,44 +263,25 @@ def _module_of(name: str) -> str | None:
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
 
-_GUESSED_OURS = re.compile(r"[/\\]foretell[/\\](inside|engines|rules|allocator|protocol|capture)[/\\]")
-_GUESSED_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]")
-_GENERATED = re.compile(r"[/\\](torch)?inductor(_\w+)?[/\\]|^<")
 _COMPILED = re.compile(r"[/\\](torch)?inductor(_\w+)?[/\\]\w\w[/\\]")
 _FSDP = re.compile(r"[/\\]torch[/\\]distributed[/\\](fsdp|_composable)[/\\]")
 
 
-class _Folders:
-    """Tells whether a file belongs to foretell, a library or the user. A recorded process lists its library folders;
-    for an imported profile, and for older traces, folder names decide."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._libraries = trace.library_folders
-        self._ours = trace.own_folders
-
-    def is_ours(self, file: str) -> bool:
-        return file.startswith(self._ours) if self._ours else bool(_GUESSED_OURS.search(file))
-
-    def is_users(self, file: str) -> bool:
-        if _GENERATED.search(file):
-            return False
-        return not (file.startswith(self._libraries) if self._libraries else _GUESSED_LIBRARY.search(file))
+def lines_of(trace: Trace) -> Lines:
+    return Lines(trace.library_folders, trace.own_folders)
 
 
-def place_of(trace: Trace, stack: int, origin: int) -> _Place:
+def place_of(trace: Trace, lines: Lines, stack: int, origin: int) -> _Place:
     """Facts from the numbers of a stack and an origin, each NONE if there is none."""
-    told, folders = trace.origin(origin), _Folders(trace)
-    own = library = operator = graph = None
+    told = trace.origin(origin)
+    frames = [trace.frames[number] for number in (trace.stacks[stack] if stack >= 0 else ())]
+    frames = [frame for frame in frames if lines.kind_of(frame[0]) != "foretell"]
+    where, kind = lines.choose(frames) or (None, None)
+    operator = f"{_stem(frames[0][0])}.{frames[0][2]}" if frames else None
+    graph = None
     is_in_module = False
     category: Category | None = None
-    for file, line, function in (trace.frames[number] for number in (trace.stacks[stack] if stack >= 0 else ())):
-        if folders.is_ours(file) or (file.startswith("<") and file.endswith(">") and file != "<string>"):
-            continue
-        if own is None and folders.is_users(file):
-            own = f"{file}:{line}"
-        if library is None:
-            library = f"{file}:{line}"
-            operator = f"{_stem(file)}.{function}"
+    for file, line, function in frames:
         is_in_module = is_in_module or function == "_call_impl"
         if not is_in_module:  # frames further out are the callers of the module that allocates
             category = category or _category_of_frame(file, function)
@@ -310,8 +292,8 @@ def place_of(trace: Trace, stack: int, origin: int) -> _Place:
     return _Place(
         operator=graph or operator_of(told) or operator,
         module=told.module,
-        where=own,
-        where_in_library=library,
+        where=where if kind in ("user", "library") else None,
+        where_otherwise=where if kind in ("loop", "machinery") else None,
         category=NONE if category is None else CATEGORIES.index(category),
         is_in_module=is_in_module,
         is_compiled=graph is not None,

@@ -16,7 +16,7 @@ from foretell.allocator.follow import ALLOC, ReplayError
 from foretell.allocator.play import Outcome, play_again
 from foretell.allocator.recording import RecordingAllocator
 from foretell.analysis.history import NONE, History, follow
-from foretell.analysis.lifetimes import place_of
+from foretell.analysis.lifetimes import lines_of, place_of
 from foretell.analysis.steps import step_ends
 from foretell.analysis.verdict import bytes_not_of_pytorch, estimate_of
 from foretell.errors import UnsupportedError
@@ -229,7 +229,7 @@ class _Changed:
         trace, device = self._trace, playing.recorder.allocator.device
         time_us = trace.memory.time_us[event]
         span = bisect_right(trace.spans.event, event) - 1
-        place = place_of(trace, trace.memory.stack[event], trace.memory.origin[event])
+        place = place_of(trace, lines_of(trace), trace.memory.stack[event], trace.memory.origin[event])
         free = max(0, device.capacity_bytes - device.used_bytes)
         return OomMark(
             time_us=time_us,

@@ -1,4 +1,4 @@
-"""Finds the current line of the user's code: `file:line` of the innermost frame outside libraries."""
+"""Finds the current line: `file:line` of the innermost frame outside libraries, or of what allocates memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 import sysconfig
 import threading
 from types import FrameType, TracebackType
+
+from ..protocol.lines import Lines
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OWN_FOLDERS = tuple(
@@ -25,6 +27,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 LIBRARY_FOLDERS = _library_folders()
+_LINES = Lines(LIBRARY_FOLDERS, OWN_FOLDERS)
 
 
 def where_now() -> str | None:
@@ -37,10 +40,20 @@ def where_now() -> str | None:
     return (from_main or found or (None, False))[0]
 
 
+def where_allocated() -> str | None:
+    """Current line of the model, which may be a library's; that of the main thread if this one (autograd's) has none
+    but torch's."""
+    found = _LINES.choose(_outwards(sys._getframe(1)))
+    if found is None or found[1] == "machinery":
+        found = _LINES.choose(_outwards(sys._current_frames().get(threading.main_thread().ident or 0))) or found
+    return None if found is None else found[0]
+
+
 def where_raised(traceback: TracebackType | None) -> str | None:
     places = []
     while traceback is not None:
-        places.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        code = traceback.tb_frame.f_code
+        places.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     found = _where(places[::-1])
     return found[0] if found else None
@@ -50,18 +63,18 @@ def is_in_library(file: str) -> bool:
     return file.startswith(LIBRARY_FOLDERS)
 
 
-def _outwards(frame: FrameType | None) -> list[tuple[str, int]]:
+def _outwards(frame: FrameType | None) -> list[tuple[str, int, str]]:
     places = []
     while frame is not None:
-        places.append((frame.f_code.co_filename, frame.f_lineno))
+        places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return places
 
 
-def _where(places: list[tuple[str, int]]) -> tuple[str, bool] | None:
+def _where(places: list[tuple[str, int, str]]) -> tuple[str, bool] | None:
     """(place, whether it is the user's) of the innermost user frame, or without one the innermost frame of all."""
     places = [place for place in places if not place[0].startswith((*OWN_FOLDERS, "<frozen"))]
-    for file, line in places:
+    for file, line, _ in places:
         if not is_in_library(file) and os.path.isabs(file):
             return f"{file}:{line}", True
     return (f"{places[0][0]}:{places[0][1]}", False) if places else None

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
-
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -16,6 +12,7 @@ from rich.text import Text
 from foretell.records import Attribution, Category, Estimate, Gpu
 from foretell.report.dotted import Dotted
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
+from foretell.report.places import relative_place, short_place
 from foretell.report.steps import StepLine, peak_words, step_lines
 from foretell.rules.capacity import capacity_of
 from foretell.units import GIB, format_bytes
@@ -72,7 +69,7 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
             f", {_phase_words(oom.phase)}",
         )
         if oom.where:
-            text.append(", at ").append(_short(oom.where), style="bold")
+            text.append(", at ").append(relative_place(oom.where), style="bold")
         lines += [text, *_need(estimate)]
         lines += [Text(), _bar(estimate, width - 6), Text(), Text(_without_advice(oom.message), style="italic")]
         if estimate.need is None:
@@ -191,7 +188,7 @@ def _who(estimate: Estimate, width: int) -> RenderableType | None:
         many = f" x{holder.num_blocks}" if holder.num_blocks > 1 else ""
         what = Text.assemble((words_of(holder.category), _CATEGORIES[holder.category]), many)
         module = Text(holder.name or holder.module or OUTSIDE)
-        line = Text(_file_and_line(holder.where), style="bright_black")
+        line = Text(short_place(holder.where) if holder.where else "", style="bright_black")
         places = [Text("\n").join([module, line] if line else [module])] if is_narrow else [module, line]
         table.add_row(format_bytes(holder.bytes), what, *map(Dotted, places))
     title = Text.assemble("Allocated at the peak: ", (format_bytes(total), "bold"))
@@ -228,7 +225,7 @@ def _leaks(estimate: Estimate) -> RenderableType | None:
         Text.assemble(
             ("LEAK ", "bold red"),
             f" grows by {format_bytes(leak.bytes_per_step)} per step; allocated at ",
-            (_short(leak.where) if leak.where else leak.module or "an unknown line", "bold"),
+            (relative_place(leak.where) if leak.where else leak.module or "an unknown line", "bold"),
             f"; {leak.num_blocks} blocks, {format_bytes(leak.held_bytes)} so far. ",
             f"Kept alive by {', '.join(leak.held_by)}. " if leak.held_by else "",
         )
@@ -319,21 +316,6 @@ def _caveats(estimate: Estimate) -> RenderableType | None:
 
 def _phase_words(phase: str) -> str:
     return {"optimizer": "optimizer step", "other": "outside a step"}.get(phase, phase)
-
-
-def _file_and_line(where: str | None) -> str:
-    """The file name without its folder; the JSON has the full path."""
-    return re.split(r"[/\\]", where)[-1] if where else ""
-
-
-def _short(where: str) -> str:
-    """Paths below the current folder are shown relative to it."""
-    path, _, line = where.rpartition(":")
-    try:
-        relative = os.path.relpath(path)
-    except ValueError:
-        return where
-    return f"{relative if not relative.startswith('..') else Path(path)}:{line}"
 
 
 def _without_advice(message: str) -> str:

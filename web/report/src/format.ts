@@ -21,5 +21,7 @@ const DISPLAY_NAMES: Record<string, string> = {
 };
 export const words = (name: string): string => DISPLAY_NAMES[name] ?? name;
 
-/** The last two components of a path: short, yet enough to recognise the file. Tooltips show the full path. */
-export const shortPath = (path: string): string => path.split("/").slice(-2).join("/");
+/** The path of a library's file from its package on, or the last two components of one of the user's own: short, yet
+ * enough to recognise the file. Tooltips show the full path. */
+export const shortPath = (path: string): string =>
+  /[/\\](?:site|dist)-packages[/\\](.+)/.exec(path)?.[1] ?? path.split("/").slice(-2).join("/");

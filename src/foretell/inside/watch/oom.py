@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..capture import Capture
-from ..where import where_now
+from ..where import where_allocated
 
 
 def install(capture: Capture, torch: Any) -> None:
@@ -25,7 +25,7 @@ def install(capture: Capture, torch: Any) -> None:
                 phase=capture.phase,
                 requested_bytes=requested_bytes,
                 message=message,
-                where=where_now(),
+                where=where_allocated(),
                 free_bytes=free_bytes,
                 total_bytes=total_bytes,
                 device=device,

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...protocol.marks import LABELLED, NOTHING
 from ..capture import Capture
-from ..where import where_now
+from ..where import where_allocated
 
 MAX_ROWS = 2_000_000
 ROWS_PER_WINDOW = 50_000
@@ -84,7 +84,7 @@ class Owners:
 
     def _mark_phase(self, phase: str) -> None:
         if self.is_on:
-            where = where_now() if phase == "backward" else None
+            where = where_allocated() if phase == "backward" else None
             names = self._number_of(phase), self._capture.num_steps, self._number_of(where), NOTHING
             self._marks.append((*self._place(), *names))
 
