@@ -38,3 +38,82 @@ def test_a_script_that_trains_on_the_cpu_put_nothing_on_the_gpu(run: Any) -> Non
     assert done.code == 2
     assert "nothing was put on the GPU" in done.stderr
     assert "trained on the CPU" in done.stderr
+
+
+# --- out of memory, caught --------------------------------------------------------------------------------------------
+
+SMALL = {"gpu": "512MiB,sm86", "context_bytes": 160 << 20}
+CAUGHT = {
+    "halves its batch": (
+        """
+batch = 1 << 20
+while True:
+    try:
+        step(batch)
+        break
+    except torch.OutOfMemoryError:
+        batch //= 2
+""",
+        "fits",
+    ),
+    "gives up": (
+        """
+try:
+    step(1 << 20)
+except torch.OutOfMemoryError:
+    torch.cuda.empty_cache()
+    print("giving up")
+""",
+        "oom",
+    ),
+    "a benchmark whose last configuration does not fit": (
+        """
+for batch in (64, 1 << 20):
+    try:
+        step(batch)
+    except torch.OutOfMemoryError as error:
+        print(batch, error)
+""",
+        "oom",
+    ),
+    "a benchmark with a configuration that does not fit": (
+        """
+for batch in (1 << 20, 64):
+    try:
+        step(batch)
+    except torch.OutOfMemoryError as error:
+        print(batch, error)
+""",
+        "fits",
+    ),
+    "an evaluation with smaller batches": (
+        """
+with torch.no_grad():
+    for batch in (1 << 20, 64):
+        try:
+            model(torch.ones(64, 512, device=device).expand(batch // 64, 64, 512))
+        except torch.OutOfMemoryError:
+            print("smaller batches")
+""",
+        "fits",
+    ),
+    "an evaluation that is given up": (
+        """
+with torch.no_grad():
+    try:
+        model(torch.ones(64, 512, device=device).expand(1 << 14, 64, 512))
+    except torch.OutOfMemoryError:
+        print("no evaluation")
+""",
+        "oom",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_an_oom_that_the_script_caught_decides_unless_the_work_went_on(run: Any, name: str) -> None:
+    code, verdict = CAUGHT[name]
+    done = run(code, **SMALL)
+    assert done.result["verdict"] == verdict, done.tail()
+    told = [caveat for caveat in done.result["caveats"] if "ran out of memory" in caveat]
+    assert len(told) == (verdict == "fits")

@@ -13,7 +13,7 @@ from foretell.analysis.verdict import estimate_of
 from foretell.api import Run
 from foretell.cli.show import exit_code
 from foretell.errors import NothingOnGpuError, ScriptError, UnsupportedError
-from foretell.protocol.native_log import CONVOLUTION, ENTRIES, SPARSE, WORKSPACE_SOURCES
+from foretell.protocol.native_log import ALLOCATION, CONVOLUTION, ENTRIES, FREE, SPARSE, WORKSPACE_SOURCES
 from foretell.records import EndedBy, LibraryBytes
 from foretell.trace import from_capture
 from foretell.units import MIB
@@ -66,7 +66,10 @@ def test_an_uncaught_oom_is_the_verdict_in_pytorchs_own_words(tmp_path: Path) ->
 def test_an_oom_caught_and_followed_by_a_step_is_a_caveat(tmp_path: Path) -> None:
     estimate = estimate_of(oom(training_run(tmp_path), 7).trace())
     assert estimate.verdict == "fits"
-    assert any("ran out of memory once (step 1, backward) and continued" in caveat for caveat in estimate.caveats)
+    told = "ran out of memory once (in step 1, backward, at t.py:3: 4.0 KiB requested), and the script went on"
+    assert any(caveat.startswith(told) for caveat in estimate.caveats)
+    again = estimate_of(oom(training_run(tmp_path), 8).trace())
+    assert any(caveat.startswith("ran out of memory 2 times (first in step 1") for caveat in again.caveats)
 
 
 def test_an_oom_caught_and_followed_by_no_step_is_the_verdict(tmp_path: Path) -> None:
@@ -74,11 +77,40 @@ def test_an_oom_caught_and_followed_by_no_step_is_the_verdict(tmp_path: Path) ->
     assert estimate_of(oom(training_run(tmp_path), 11).trace(exit_status=1)).verdict == "oom"
 
 
-def test_an_oom_caught_by_a_script_that_never_steps_is_a_caveat_when_it_ended_well(tmp_path: Path) -> None:
-    folder = oom(CaptureFolder(tmp_path).torch(), 5).end(0, 2 * MIB, (512, 2 * MIB))
+def test_a_script_that_never_trains_and_gives_up_after_an_oom_is_out_of_memory(tmp_path: Path) -> None:
+    folder = oom(CaptureFolder(tmp_path).torch().history(("alloc", SEGMENT, 512, 4)), 5).end(0, 2 * MIB, (512, 2 * MIB))
+    assert estimate_of(folder.trace()).verdict == "oom"
+
+
+def test_a_script_that_never_trains_and_goes_on_after_an_oom_fits_when_it_ended_well(tmp_path: Path) -> None:
+    folder = oom(CaptureFolder(tmp_path).torch(), 5).history(("alloc", SEGMENT, 512, 6)).end(0, 2 * MIB, (512, 2 * MIB))
     assert estimate_of(folder.trace()).verdict == "fits"
     assert estimate_of(folder.trace(exit_status=-11)).verdict == "fits"  # died during shutdown
     assert estimate_of(folder.trace(exit_status=1)).verdict == "oom"
+
+
+def test_memory_from_the_driver_after_an_oom_is_going_on_too(tmp_path: Path) -> None:
+    folder = oom(CaptureFolder(tmp_path).torch(), 5).end(0, 2 * MIB, (512, 2 * MIB))
+    folder.call(ALLOCATION, "cudaMalloc", time_us=4, bytes=2 * MIB).call(FREE, "cudaFree", time_us=6, bytes=2 * MIB)
+    assert estimate_of(folder.trace()).verdict == "oom"
+    assert estimate_of(folder.call(ALLOCATION, "cudaMalloc", time_us=7, bytes=2 * MIB).trace()).verdict == "fits"
+
+
+@pytest.mark.parametrize(("phase", "verdict"), [("evaluation", "fits"), ("forward", "oom"), ("other", "oom")])
+def test_after_training_only_an_evaluation_may_run_out_and_go_on_without_a_step(
+    tmp_path: Path, phase: str, verdict: str
+) -> None:
+    """An evaluation with smaller batches, against a benchmark whose last configuration does not fit."""
+    folder = training_run(tmp_path)
+    folder.journal("oom", 11, step=2, phase=phase, requested_bytes=4096, message="CUDA out of memory.", where=None)
+    assert estimate_of(folder.trace()).verdict == "oom"
+    assert estimate_of(folder.history(("alloc", SEGMENT + 8192, 512, 12)).trace()).verdict == verdict
+
+
+def test_a_script_that_never_gets_through_its_first_step_is_out_of_memory(tmp_path: Path) -> None:
+    folder = oom(CaptureFolder(tmp_path).torch().journal("phase", phase="backward", step=0), 5)
+    folder.history(("alloc", SEGMENT, 512, 6)).end(0, 2 * MIB, (512, 2 * MIB))
+    assert estimate_of(folder.trace()).verdict == "oom"
 
 
 def raised(folder: CaptureFolder) -> CaptureFolder:

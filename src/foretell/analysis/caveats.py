@@ -67,8 +67,13 @@ def survived_out_of_memory(known: Known) -> Iterator[str]:
     ooms = known.trace.ooms
     if known.oom is None and ooms:
         first = ooms[0].oom
-        times = "once" if len(ooms) == 1 else f"{len(ooms)} times"
-        yield f"ran out of memory {times} (step {first.step}, {first.phase}) and continued; the peak includes this"
+        times = "once (" if len(ooms) == 1 else f"{len(ooms)} times (first "
+        where = f", at {first.where}" if first.where else ""
+        requested = format_bytes(first.requested_bytes)
+        yield (
+            f"ran out of memory {times}in step {first.step}, {first.phase}{where}: {requested} requested), and the "
+            "script went on; the peak includes this"
+        )
 
 
 def close_to_the_limit(known: Known) -> Iterator[str]:

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from foretell.errors import NothingOnGpuError, ScriptError, UnsupportedError
 from foretell.records import EndedBy, OutOfMemory
-from foretell.trace import MissingFunction, Trace
+from foretell.trace import ACTIONS, MissingFunction, OomMark, Trace
 
 _NOTHING = "nothing was put on the GPU"
 _STOPPED = ("interrupted", "time_limit")
+_ALLOCATION = ACTIONS.index("alloc")
 _REMEDIES = {
     "time_limit": "Increase the limit, or run fewer steps with --steps N.",
     "host_memory": "Increase the limit, or load less data on the host.",
@@ -126,10 +127,7 @@ def _sentence(text: str) -> str:
 
 
 def fatal_oom(trace: Trace) -> OutOfMemory | None:
-    """The OOM that ended the job: the last one, unless the script caught it and continued.
-
-    Continued means that another optimizer step followed, or that a script that never steps ended normally.
-    """
+    """The OOM that decides the verdict: the last one, unless the script caught it and went on successfully."""
     if not trace.ooms:
         if trace.exception is not None and trace.exception.is_oom and trace.exit_status != 0:
             message = trace.exception.message or "CUDA out of memory."
@@ -139,11 +137,30 @@ def fatal_oom(trace: Trace) -> OutOfMemory | None:
         return None
     last = trace.ooms[-1]
     is_uncaught = trace.exception is not None and trace.exception.is_oom
-    has_stepped_since = bool(trace.steps) and trace.steps[-1].time_us > last.time_us
-    if not is_uncaught and (has_stepped_since or (has_ended_well(trace) and not trace.steps)):
+    if not is_uncaught and _went_on(trace, last):
         return None
     if trace.exception is not None and trace.exception.is_oom:
         # The uncaught exception has the full message; the allocator's observer sees only part of it.
         message = trace.exception.message or last.oom.message
         return replace(last.oom, message=message, where=last.oom.where or trace.exception.where)
     return last.oom
+
+
+def _went_on(trace: Trace, oom: OomMark) -> bool:
+    """Whether the work that ran out of memory succeeded later, as far as the GPU can tell.
+
+    A script that trains (accelerate's find_executable_batch_size, Lightning's batch size scaler) must have made another
+    step. One that gives up, and a benchmark whose last configuration did not fit, have not. Only an evaluation may be
+    followed by less: by any use of the GPU, such as smaller batches, and a good end. The same holds for everything in a
+    script that never trains.
+    """
+    if trace.steps and trace.steps[-1].time_us > oom.time_us:
+        return True
+    trains = bool(trace.steps) or "backward" in trace.phases_seen
+    if (trains and oom.oom.phase != "evaluation") or not has_ended_well(trace):
+        return False
+    allocations = zip(trace.memory.time_us, trace.memory.action, strict=True)
+    of_driver = zip(trace.driver.time_us, trace.driver.is_free, strict=True)
+    return any(time_us > oom.time_us and action == _ALLOCATION for time_us, action in allocations) or any(
+        time_us > oom.time_us and not is_free for time_us, is_free in of_driver
+    )
