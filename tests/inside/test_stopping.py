@@ -12,7 +12,7 @@ LOADER = """
     num_workers, persistent = int(sys.argv[1]), sys.argv[2] == "persistent"
     model = torch.nn.Linear(64, 64).cuda()
     optimizer = torch.optim.Adam(model.parameters())
-    loader = DataLoader(TensorDataset(torch.zeros(800, 64)), 8, num_workers=num_workers, persistent_workers=persistent)
+    loader = DataLoader(TensorDataset(torch.zeros(320, 64)), 8, num_workers=num_workers, persistent_workers=persistent)
     atexit.register(print, "exit handler")
     for epoch in range(5):
         batches = 0
@@ -38,18 +38,16 @@ def loop(request: pytest.FixtureRequest, capture: Run) -> Captured:
 
 
 def test_the_loop_ends_and_what_follows_runs_until_training_goes_on(loop: Captured) -> None:
-    assert loop.said == ["trained 4", "evaluated 3", "on the cpu 100", "exit handler"]
+    assert loop.said == ["trained 4", "evaluated 40", "on the cpu 40", "exit handler"]
     assert loop.stderr == ""
 
 
 def test_what_was_cut_is_in_the_journal(loop: Captured) -> None:
     assert [(line["how"], line["step"]) for line in loop.lines("ended_early")] == [
         ("loader", 4),
-        ("loader", 4),
         ("exit", 5),
     ]
-    assert loop.lines("ended_early")[0]["what"] == "training loop over a DataLoader, after 4 of 100 batches"
-    assert loop.lines("ended_early")[1]["what"] == "evaluation loop over a DataLoader, after 3 of 100 batches"
+    assert loop.lines("ended_early")[0]["what"] == "training loop over a DataLoader, after 4 of 40 batches"
 
 
 def test_a_workers_process_leaves_no_journal(loop: Captured) -> None:
@@ -112,6 +110,32 @@ def test_a_next_nobody_guards_is_not_ended_under_the_script(capture: Run) -> Non
         """
     ).check()
     assert [line["how"] for line in captured.lines("ended_early")] == ["exit"]
+
+
+EVALUATION = """
+    import sys, torch
+    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(torch.zeros(320, 64))
+    dataset = Stream() if sys.argv[1] == "stream" else torch.zeros(1, 64).expand(int(sys.argv[1]), 64)
+    model = torch.nn.Linear(64, 64).cuda()
+    with torch.no_grad():
+        print("evaluated", sum(len(model(batch.cuda())) for batch in DataLoader(dataset, 8)))
+"""
+
+
+def test_an_evaluation_that_takes_seconds_sees_its_whole_dataset(capture: Run) -> None:
+    captured = capture(EVALUATION, "320").check()
+    assert captured.said == ["evaluated 320"]
+    assert captured.lines("ended_early") == []
+
+
+@pytest.mark.parametrize(("dataset", "length"), [("800_000_000", " of 100000000"), ("stream", "")])
+def test_an_evaluation_that_is_long_or_of_unknown_length_ends(capture: Run, dataset: str, length: str) -> None:
+    captured = capture(EVALUATION, dataset).check()
+    assert captured.said == ["evaluated 24"]
+    assert captured.one("ended_early")["what"] == f"evaluation loop over a DataLoader, after 3{length} batches"
 
 
 def test_outputs_kept_on_the_gpu_keep_the_evaluation_going(capture: Run) -> None:

@@ -4,9 +4,11 @@ Every DataLoader iterator, also under accelerate, Trainer and Lightning, passes 
 Raising StopIteration there lets the code after the loop run: evaluation, saving, the next epoch.
 
 - A training loop ends when `end_training_loops` was called for it.
-- An evaluation loop (forwards on the GPU with gradients disabled, neither backward nor optimizer step) ends in auto
-  mode after at least 3 batches, once neither the peak nor the bytes held have grown for two. A loop that collects its
-  outputs on the GPU grows and runs to its end, and so does one that never uses the GPU.
+- An evaluation loop (forwards on the GPU with gradients disabled, neither backward nor optimizer step) may end in auto
+  mode after at least 3 batches, once neither the peak nor the bytes held have grown for two. It does if its length is
+  unknown, or if the rest would take more than PATIENCE_SECONDS. A shorter loop runs to its end, because scripts compare
+  what they have evaluated with `len(dataset)`. So do a loop that collects its outputs on the GPU, which grows, and one
+  that never uses the GPU.
 
 The end is only raised into code that expects one: a `for`, or a function that mentions StopIteration.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import opcode
 import sys
+import time
 import weakref
 from dataclasses import dataclass, field
 from functools import wraps
@@ -27,6 +30,7 @@ from ..watch.phases import Phases
 
 _FOR_ITER = opcode.opmap["FOR_ITER"]
 ENOUGH_EVALUATIONS = 3
+PATIENCE_SECONDS = 5.0
 
 
 @dataclass
@@ -40,8 +44,18 @@ class LoaderUse:
     last_step: int = -1
     num_batches: int = 0
     must_end: bool = False
+    last_request: float = field(default_factory=time.monotonic)
+    fastest_seconds: float = float("inf")
+    """The shortest time between two requests for a batch."""
+    settled_since: float | None = None
     samples: list[tuple[int, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
     """At the last three requests for a batch: evaluation forwards so far, peaks, bytes held."""
+
+    def note_request(self) -> None:
+        now = time.monotonic()
+        if self.num_batches:
+            self.fastest_seconds = min(self.fastest_seconds, now - self.last_request)
+        self.last_request = now
 
 
 class Loaders:
@@ -77,10 +91,12 @@ class Loaders:
 
     def _ends(self, iterator: Any, caller: FrameType) -> bool:
         use = self._use_of(iterator)
+        use.note_request()
         self._phases.look_for_forward()
         is_training = use.must_end
         is_at_its_end = use.num_batches == use.length
-        if (is_training or self._is_settled_evaluation(use)) and (is_at_its_end or _expects_an_end(caller)):
+        is_enough = is_training or (self._is_settled_evaluation(use) and _takes_long(use))
+        if is_enough and (is_at_its_end or _expects_an_end(caller)):
             self._uses.pop(iterator, None)
             self.num_ended_training += is_training
             if is_at_its_end:
@@ -127,6 +143,17 @@ class Loaders:
             step=self._capture.num_steps,
             what=f"{kind} loop over a DataLoader, after {use.num_batches}{of} batches",
         )
+
+
+def _takes_long(evaluation: LoaderUse) -> bool:
+    """Whether a settled evaluation would go on for long, at its best pace, or already has."""
+    now = time.monotonic()
+    if evaluation.settled_since is None:
+        evaluation.settled_since = now
+    if evaluation.length is None:
+        return True
+    remaining_seconds = (evaluation.length - evaluation.num_batches) * evaluation.fastest_seconds
+    return max(remaining_seconds, now - evaluation.settled_since) > PATIENCE_SECONDS
 
 
 def _expects_an_end(caller: FrameType) -> bool:

@@ -147,9 +147,7 @@ def snapshot(torch: Any) -> Any:
         return take()
 
 
-def window(
-    device: int, entries: list[dict[str, Any]], repeated: Sequence[tuple[int, int]] = ()
-) -> dict[str, Any]:
+def window(device: int, entries: list[dict[str, Any]], repeated: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
     """Entries of one device as columns, with tables of stacks, frames and origins, and what was left out of them."""
     frames: dict[tuple[str, int, str], int] = {}
     frame_by_identity: dict[int, int] = {}
