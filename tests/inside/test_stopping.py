@@ -210,3 +210,54 @@ def test_trainer_ends_with_an_evaluation_and_a_checkpoint_and_keeps_the_users(ca
     assert "evaluation" in captured.one("end")["phases"]
     assert {"kind": "not_sent", "what": "Hugging Face Hub (Trainer)"}.items() <= captured.lines("not_sent")[0].items()
     assert list(captured.folder.iterdir()) == []
+
+
+MANUAL = """
+    import sys, torch
+    model = torch.nn.Linear(64, 64).cuda()
+    kind, accumulated = sys.argv[1], int(sys.argv[2])
+    loss_of = lambda parameters, x: torch.func.functional_call(model, parameters, x).sum()
+    for iteration in range(100):
+        for micro_batch in range(accumulated):
+            x = torch.zeros(8, 64, device="cuda")
+            if kind == "functional":
+                torch.func.grad(loss_of)(dict(model.named_parameters()), x)
+            elif kind == "grad":
+                torch.autograd.grad(model(x).sum(), list(model.parameters()))
+            else:
+                model(x).sum().backward()
+        for parameter in model.parameters():
+            if kind == "zeroed":
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+                parameter.grad.zero_()
+            elif kind == "none":
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+                parameter.grad = None
+            elif kind == "data":
+                parameter.data -= 0.1 * parameter.grad.data
+                parameter.grad.data.zero_()
+        print(iteration)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulated", "iterations"),
+    [("zeroed", 1, 9), ("zeroed", 4, 9), ("none", 4, 9), ("grad", 1, 9), ("functional", 1, 9), ("data", 1, 41)],
+)
+def test_without_an_optimizer_a_step_is_the_backward_pass_of_an_iteration(
+    capture: Run, kind: str, accumulated: int, iterations: int
+) -> None:
+    captured = capture(MANUAL, kind, str(accumulated)).check()
+    assert (len(captured.said), captured.one("end")["steps"]) == (iterations, 10)
+    assert "steps are backward passes" in captured.one("caveat")["text"]
+    assert captured.one("ended_early")["how"] == "exit"
+
+
+def test_backward_passes_before_the_first_optimizer_do_not_end_the_run(capture: Run) -> None:
+    attempts = """for _ in range(5):
+        model(torch.zeros(8, 64, device="cuda")).sum().backward()
+        model.zero_grad()
+    optimizer ="""
+    captured = capture(RANGE.replace("optimizer =", attempts)).check()
+    assert captured.said == ["finally 3"]
+    assert captured.one("end")["steps"] == 5 + 4

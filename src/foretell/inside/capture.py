@@ -27,6 +27,8 @@ class Capture:
         self.started = time.monotonic()
         self.import_torch_seconds = 0.0
         self.num_steps = 0
+        self.num_backward_steps = 0
+        """Those of them that are backward passes, because the script had no optimizer yet."""
         self.phase = "other"
         self.is_in_optimizer_step = False
         self.phases_seen: list[str] = []
@@ -36,6 +38,11 @@ class Capture:
         """Called before each pass of a model with gradients disabled."""
         self.before_backward: list[Callable[[Any], None]] = []
         """Called with the tensors a backward pass starts from."""
+        self.first_before_backward: Callable[[Any], None] = lambda roots: None
+        """Called first, with the same, before a backward pass that is neither inside another nor inside an optimizer
+        step."""
+        self.last_after_backward: Callable[[], None] = lambda: None
+        """Called last after such a pass; may raise to end the run."""
         self.compiled: list[weakref.ref[Any]] = []
         """Models the script has compiled."""
         self.is_compiling = False

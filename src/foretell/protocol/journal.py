@@ -92,7 +92,7 @@ KINDS: dict[str, Kind] = {
     ),
     "cudnn": Kind("the CPU engine has found a cuDNN to ask for workspaces", {"version": Key("int")}),
     "phase": Kind("a phase begins", {"phase": Key("str", "see PHASES"), "step": Key("int", "it belongs to this one")}),
-    "step": Kind("the optimizer has stepped", {"index": Key("int"), "devices": DEVICES}),
+    "step": Kind("a step has ended", {"index": Key("int"), "devices": DEVICES}),
     "operators": Kind("progress of the CPU engine with `execute`", {"count": Key("int", "computed so far")}),
     "oom": Kind(
         "PyTorch has raised an out-of-memory error",

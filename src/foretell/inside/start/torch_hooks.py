@@ -15,6 +15,7 @@ from ..stop.stopping import Stopping
 from ..stop.trainers import Trainers
 from ..values import hooks as values_hooks
 from ..watch import allocator, oom
+from ..watch.backward_steps import BackwardSteps
 from ..watch.history import History
 from ..watch.keepers import Keepers
 from ..watch.labels import Labels
@@ -37,11 +38,12 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
 
         device.install(capture, torch)
     peaks, phases, trainers = Peaks(), Phases(capture), Trainers(capture)
-    loaders = Loaders(capture, peaks, phases)
+    steps, loaders = Steps(capture, peaks), Loaders(capture, peaks, phases)
     options = capture.options
     hooks: list[tuple[str, bool, Callable[[], None]]] = [
         ("peaks", True, lambda: peaks.install(capture, torch)),
-        ("optimizer steps", True, lambda: Steps(capture, peaks).install()),
+        ("optimizer steps", True, steps.install),
+        ("backward passes", True, lambda: BackwardSteps(capture, steps).install(torch)),
         ("phases", options.phases, lambda: phases.install(torch)),
         ("CUDA initialization", True, lambda: _when_cuda_starts(capture, torch, phases, engine)),
         ("trainers", options.steps != "all", trainers.install),

@@ -1,9 +1,10 @@
 """Ends the run early, and cleanly, once enough steps have been seen.
 
-`auto`: at least 3 steps, and no peak has grown for the last two. First the active trainer is asked to stop, then the
-DataLoader loop that feeds the training is ended, so that the code after the training runs too. If there is neither (a
-loop over a range), if the script trains on in the next epoch, or if the request had no effect, the optimizer's
-post-hook raises a SystemExit with code 0: it passes `except Exception`, and `finally` blocks and exit handlers run.
+`auto`: at least 3 steps, and no peak has grown for the last two. Backward passes counted as steps must be more, because
+an optimizer may still come (a script may first try which batch fits). First the active trainer is asked to stop, then
+the DataLoader loop that feeds the training is ended, so that the code after the training runs too. If there is neither
+(a loop over a range), if the script trains on in the next epoch, or if the request had no effect, the optimizer's post-
+hook raises a SystemExit with code 0: it passes `except Exception`, and `finally` blocks and exit handlers run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .loaders import Loaders
 from .trainers import Trainers
 
 FEWEST_STEPS = 3
+FEWEST_BACKWARDS = 10
 STEPS_TO_SPARE = 1
 """accelerate and prefetchers fetch one batch ahead, so one more step may follow the end of the loader."""
 MOST_REFUSALS = 5
@@ -61,7 +63,12 @@ class Stopping:
             return isinstance(wanted, int) and self._capture.num_steps >= wanted
         self._summaries.append(self._peaks.summary())
         del self._summaries[:-3]
-        return self._capture.num_steps >= FEWEST_STEPS and len(self._summaries) == 3 and len(set(self._summaries)) == 1
+        num_backwards = self._capture.num_backward_steps
+        num_optimizer_steps = self._capture.num_steps - num_backwards
+        is_long_enough = num_optimizer_steps >= FEWEST_STEPS or (
+            num_optimizer_steps == 0 and num_backwards >= FEWEST_BACKWARDS
+        )
+        return is_long_enough and len(self._summaries) == 3 and len(set(self._summaries)) == 1
 
     def _is_overdue(self, asked_at: int) -> bool:
         trains_on_new_data = self._loaders.num_ended_training > 0 and (

@@ -99,13 +99,16 @@ class Phases:
         @wraps(original)
         def marked(*args: Any, **kwargs: Any) -> Any:
             before = self._capture.phase
+            is_own = before != "backward" and not self._capture.is_in_optimizer_step
             self._stop_looking()
             self._capture.enter("backward")
             self.num_backwards += 1
+            if is_own:
+                self._capture.guarded("backward", partial(self._capture.first_before_backward, (args, kwargs)))
             for call in self._capture.before_backward:
                 self._capture.guarded("backward", partial(call, (args, kwargs)))
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
             finally:
                 if before == "backward":  # a nested backward: the outer one continues
                     self._capture.enter("backward")
@@ -113,6 +116,9 @@ class Phases:
                     self._capture.enter("optimizer" if self._capture.is_in_optimizer_step else "other")
                     if not self._capture.is_compiling:
                         self.look_for_forward()
+            if is_own:
+                self._capture.last_after_backward()
+            return result
 
         return marked
 

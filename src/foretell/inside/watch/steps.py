@@ -3,13 +3,15 @@
 They cover any subclass of `torch.optim.Optimizer`, whoever calls it (Trainer, Lightning, accelerate, GradScaler).
 
 With several optimizers (a GAN), a step is one step of the leader: the first optimizer seen. Another takes over when the
-leader is gone, or when it steps twice without a step of the leader.
+leader is gone, or when it steps twice without a step of the leader. Without any, backward passes are counted
+(backward_steps.py).
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
+from functools import wraps
 from typing import Any
 
 from ..capture import Capture
@@ -23,6 +25,8 @@ class Steps:
         self._leader: weakref.ref[Any] | None = None
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._phase_before = "other"
+        self.has_optimizer = False
+        """True once the script has made one."""
 
     def install(self) -> None:
         optimizer_module = sys.modules["torch.optim.optimizer"]  # torch.optim deletes the name after importing it
@@ -31,6 +35,25 @@ class Steps:
             optimizer_module.register_optimizer_step_post_hook(self._after),
         ):
             self._capture.patches.added("a hook around optimizer steps", handle.remove)
+        self._capture.patches.wrap(optimizer_module.Optimizer, "__init__", self._noting_optimizer)
+
+    def count(self) -> None:
+        """Note the end of a step. May raise to end the run."""
+        index = self._capture.num_steps
+        self._capture.num_steps += 1
+        self._capture.journal.write("step", index=index, devices=self._peaks.devices())
+        self._resume()
+        for call in self._capture.after_step:
+            self._capture.guarded("optimizer steps", call)
+        self._capture.last_after_step()
+
+    def _noting_optimizer(self, original: Any) -> Any:
+        @wraps(original)
+        def noted(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self.has_optimizer = True
+            return original(optimizer, *args, **kwargs)
+
+        return noted
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._phase_before = self._capture.phase
@@ -39,17 +62,14 @@ class Steps:
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._capture.is_in_optimizer_step = False
+        if self._is_counted(optimizer):
+            self.count()
+        else:
+            self._resume()
+
+    def _resume(self) -> None:
         # An optimizer that steps inside backward (one per parameter) does not end the backward phase.
-        counts = self._is_counted(optimizer)
-        if counts:
-            index = self._capture.num_steps
-            self._capture.num_steps += 1
-            self._capture.journal.write("step", index=index, devices=self._peaks.devices())
         self._capture.enter("backward" if self._phase_before == "backward" else "other")
-        if counts:
-            for call in self._capture.after_step:
-                self._capture.guarded("optimizer steps", call)
-            self._capture.last_after_step()
 
     def _is_counted(self, optimizer: Any) -> bool:
         leader = self._leader() if self._leader is not None else None
