@@ -8,7 +8,8 @@ import pytest
 
 from foretell.errors import UnsupportedError, UsageError
 from foretell.runs import command as commands
-from foretell.runs.command import TorchInstall, find_torch, refuse_launchers, refuse_platform, refuse_torch, resolve
+from foretell.runs.command import TorchInstall, find_torch, refuse_platform, refuse_torch, resolve
+from foretell.runs.launchers import one_process
 
 
 @pytest.fixture
@@ -92,9 +93,11 @@ def test_nothing_to_run_is_a_mistake_of_usage(folder: Path, words: list[str]) ->
     "words",
     [
         ["torchrun", "--nproc_per_node", "8", "train.py"],
-        ["/opt/bin/torchrun", "train.py"],
-        ["python", "-m", "torch.distributed.run", "train.py"],
-        ["-m", "torch.distributed.launch", "train.py"],
+        ["torchrun", "--nproc-per-node=2", "train.py"],
+        ["torchrun", "--standalone", "--nnodes", "2", "train.py"],
+        ["/opt/bin/torchrun", "--nproc_per_node=cpu", "train.py"],
+        ["python", "-u", "-m", "torch.distributed.run", "--nproc_per_node=4", "train.py"],
+        ["-m", "torch.distributed.launch", "--nproc_per_node=4", "train.py"],
         ["deepspeed", "train.py"],
         ["mpirun", "-np", "4", "python", "train.py"],
         ["accelerate", "launch", "--multi_gpu", "train.py"],
@@ -102,22 +105,65 @@ def test_nothing_to_run_is_a_mistake_of_usage(folder: Path, words: list[str]) ->
         ["accelerate", "launch", "--num_processes", "2", "train.py"],
     ],
 )
-def test_launchers_of_several_processes_are_refused(words: list[str]) -> None:
-    with pytest.raises(UnsupportedError, match="not supported yet"):
-        refuse_launchers(words, {})
+def test_several_processes_are_refused_with_what_one_would_tell(words: list[str]) -> None:
+    with pytest.raises(UnsupportedError, match=r"not supported yet.* of a DDP job .*with FSDP, ZeRO"):
+        one_process(words, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        (["torchrun", "train.py", "--lr", "1"], ["train.py", "--lr", "1"]),
+        (["torchrun", "--nproc_per_node=1", "train.py"], ["train.py"]),
+        (["torchrun", "--nproc_per_node", "gpu", "train.py"], ["train.py"]),
+        (["torchrun", "--standalone", "--nnodes=1:1", "--rdzv_backend", "c10d", "train.py"], ["train.py"]),
+        (["torchrun", "-r", "3", "-m", "package.train", "-x"], ["-m", "package.train", "-x"]),
+        (["torchrun", "--no-python", "bash", "run.sh"], ["bash", "run.sh"]),
+        (["-m", "torch.distributed.run", "--master_port", "29501", "train.py"], ["train.py"]),
+        (["-m", "torch.distributed.launch", "train.py", "-x"], ["train.py", "--local-rank=0", "-x"]),
+        (["-m", "torch.distributed.launch", "--use_env", "train.py"], ["train.py"]),
+    ],
+)
+def test_torchrun_of_one_process_is_that_process(words: list[str], own: list[str]) -> None:
+    found = one_process(words, {"WORLD_SIZE": "8"})  # which torchrun would set anew
+    assert found is not None
+    assert list(found.words) == own
+    ranks = {name: found.environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")}
+    assert ranks == {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    assert int(found.environment["MASTER_PORT"]) > 0
+
+
+def test_torchrun_of_one_process_runs_the_script_with_the_python_of_torchrun(folder: Path) -> None:
+    (folder / "train.py").touch()
+    python = folder / "python3"
+    python.touch(mode=0o755)
+    torchrun = folder / "torchrun"
+    torchrun.write_text(f"#!{python}\n")
+    torchrun.chmod(0o755)
+    command = resolve([str(torchrun), "train.py", "--lr", "1"])
+    assert (command.argv, command.python) == ((str(python), "train.py", "--lr", "1"), str(python))
+    assert command.environment["WORLD_SIZE"] == "1"
+    assert command.note == "torchrun has one process to start; it runs directly, with RANK=0 LOCAL_RANK=0 WORLD_SIZE=1"
+
+
+def test_torchrun_without_a_script_or_with_a_missing_one_is_a_mistake_of_usage(folder: Path) -> None:
+    with pytest.raises(UsageError, match="torchrun has nothing to run"):
+        resolve(["torchrun", "--nproc_per_node=1"])
+    with pytest.raises(UsageError, match=r"no such script: train\.py"):
+        resolve(["torchrun", "train.py"])
 
 
 @pytest.mark.parametrize(
     "words",
     [["train.py"], ["accelerate", "launch", "train.py"], ["accelerate", "launch", "--num_processes", "1", "x.py"]],
 )
-def test_launches_of_one_process_are_not(words: list[str]) -> None:
-    refuse_launchers(words, {"WORLD_SIZE": "1"})
+def test_other_commands_of_one_process_run_as_they_are(words: list[str]) -> None:
+    assert one_process(words, {"WORLD_SIZE": "1"}) is None
 
 
 def test_a_world_of_several_ranks_in_the_environment_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="WORLD_SIZE=8"):
-        refuse_launchers(["train.py"], {"WORLD_SIZE": "8"})
+        one_process(["train.py"], {"WORLD_SIZE": "8"})
 
 
 @pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows")])

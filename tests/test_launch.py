@@ -64,6 +64,14 @@ def test_the_output_goes_to_stderr_when_stdout_carries_the_result(tmp_path: Path
     assert capfdbinary.readouterr() == (b"", b"hello\n")
 
 
+def test_torchrun_of_one_process_runs_the_script_as_the_only_rank(tmp_path: Path, capfd: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE'], *sys.argv[1:])")
+    command = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1", str(script), "--lr", "1")
+    assert launch(job_of(*command), tmp_path).exit_status == 0
+    assert capfd.readouterr().out == "0 1 --lr 1\n"
+
+
 def test_the_standard_input_is_the_scripts(tmp_path: Path) -> None:
     code = "import sys; sys.exit(sys.stdin.read() == 'typed')"
     program = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}; import test_launch, pathlib; "

@@ -192,7 +192,9 @@ def _job(options: argparse.Namespace) -> Job:
         profile=profile,
         options=capture,
     )
-    resolve(job.command, engine=capture.engine)
+    note = resolve(job.command, engine=capture.engine).note
+    if note and not options.quiet:
+        say(note)
     return job
 
 

@@ -15,22 +15,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from foretell.errors import UnsupportedError, UsageError
 from foretell.records import Engine
+from foretell.runs.launchers import OneProcess, one_process
 from foretell.versions import OLDEST_TORCH, parse_version
 from foretell.virtual import library_paths
 
 _PYTHON_NAME = re.compile(r"(python|pypy)[0-9.]*")
-_LAUNCHERS = {"torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "colossalai"}
-_LAUNCHER_MODULES = {"torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner"}
-_SINGLE_PROCESS_HINT = (
-    "Run a single process: RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=29500 "
-    "foretell run SCRIPT.py ..."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +33,10 @@ class Command:
     argv: tuple[str, ...]
     python: str | None
     """The interpreter that will run it; None if the command does not appear to be Python."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables to add to those of the job."""
+    note: str | None = None
+    """What was done with the command, if it is not run as it was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +61,11 @@ def resolve(
     environ = os.environ if environ is None else environ
     if cwd is not None and not cwd.is_dir():
         raise UsageError(f"no such working folder: {cwd}.")
-    refuse_launchers(words, environ)
-    command = _find(words, cwd or Path(), environ.get("PATH"))
+    launched = one_process(words, environ)
+    if launched is not None:
+        command = _without_launcher(words, launched, cwd or Path(), environ.get("PATH"))
+    else:
+        command = _find(words, cwd or Path(), environ.get("PATH"))
     torch = find_torch(command.python) if command.python is not None else None
     # The CPU engine has no native code: on systems other than Linux it is merely untested.
     if engine == "virtual" or (engine == "auto" and not (torch is not None and torch.cuda is None)):
@@ -140,6 +142,20 @@ def _python_of(program: str) -> str | None:
     return shutil.which(words[0])
 
 
+def _without_launcher(words: Sequence[str], launched: OneProcess, cwd: Path, search_path: str | None) -> Command:
+    """The only process, started directly with the launcher's Python."""
+    if not launched.words:
+        raise UsageError(f"{launched.launcher} has nothing to run. Give a script: foretell run torchrun train.py")
+    command = _find(launched.words, cwd, search_path)
+    program = None if words[0] == "-m" else shutil.which(words[0], path=search_path)
+    python = _python_of(program) if program is not None else None
+    if python is not None and command.argv[0] == sys.executable:
+        command = replace(command, argv=(python, *command.argv[1:]), python=python)
+    shown = " ".join(f"{name}={launched.environment[name]}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    note = f"{launched.launcher} has one process to start; it runs directly, with {shown}"
+    return replace(command, environment=launched.environment, note=note)
+
+
 # --- what cannot be estimated -----------------------------------------------------------------------------------------
 
 
@@ -159,34 +175,6 @@ def refuse_platform(system: str, machine: str) -> None:
                 f"foretell's virtual GPU is built and tested on x86_64; this is {machine}. "
                 "To build it here (untested), run `make native` in a checkout."
             ) from None
-
-
-def refuse_launchers(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Multi-process jobs are not supported yet: say so instead of hanging in the first collective."""
-    if not argv:
-        return
-    name = Path(argv[0]).name
-    module = next((argv[i + 1] for i, word in enumerate(argv[:-1]) if word == "-m" and i <= 4), None)
-    if name in _LAUNCHERS or module in _LAUNCHER_MODULES:
-        shown = module if module in _LAUNCHER_MODULES else name
-        raise UnsupportedError(f"multi-process jobs ({shown}) are not supported yet. {_SINGLE_PROCESS_HINT}")
-    if (name in ("accelerate", "accelerate-launch") or module == "accelerate.commands.launch") and _is_multi(argv):
-        raise UnsupportedError(
-            "`accelerate launch` with several processes is not supported yet. "
-            "Run a single process: add --num_processes 1."
-        )
-    world_size = environ.get("WORLD_SIZE", "")
-    if world_size.isdigit() and int(world_size) > 1:
-        raise UnsupportedError(
-            f"WORLD_SIZE={world_size} is set, but multi-process jobs are not supported yet. "
-            + _SINGLE_PROCESS_HINT
-        )
-
-
-def _is_multi(argv: Sequence[str]) -> bool:
-    text = " ".join(argv)
-    count = re.search(r"--num[_-](?:processes|machines)[= ](\d+)", text)
-    return "--multi_gpu" in argv or "--multi-gpu" in argv or (count is not None and int(count[1]) > 1)
 
 
 def refuse_torch(torch: TorchInstall | None, python: str, *, engine: Engine | Literal["auto"] = "virtual") -> None:

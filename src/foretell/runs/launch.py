@@ -30,7 +30,7 @@ def launch(
     output = directory / OUTPUT if warm is not None or options.stdout == "file" else None
     program = Program(
         argv=command.argv,
-        environment=child_environment(job, directory),
+        environment=child_environment(job, directory) | command.environment,
         cwd=job.folder,
         stdout=output or ("stderr" if options.stdout == "stderr" else "inherit"),
         stderr=output or "inherit",

@@ -8,7 +8,11 @@ from typing import Any
 
 from ..capture import Capture
 
-HINT = "Run a single rank: start the script with `python` instead of torchrun, or set WORLD_SIZE=1"
+HINT = (
+    "Run one process: use torchrun --nproc_per_node=1, or set WORLD_SIZE=1 and RANK=0. A rank of a DDP job needs about "
+    "as much memory as one process; with FSDP, ZeRO or tensor parallelism it needs less, and one process does not show "
+    "how much"
+)
 
 
 def install(capture: Capture, torch: Any) -> None:
