@@ -294,7 +294,7 @@ def test_a_limit_that_is_none_is_said(limit: str, tmp_path: Path, capsys: Any) -
         (b"[1, 2]", "is JSON, but not written by foretell"),
         (b"{}", "is JSON, but not written by foretell"),
         (b'{"schema": "foretell.what-if/1"}', "has the format 'foretell.what-if/1'"),
-        (b'{"schema": "foretell.estimate/1"}', "is a damaged estimate: it has no 'peak'"),
+        (b'{"schema": "foretell.estimate/1"}', "is a damaged estimate: estimate needs verdict"),
         (json.dumps(document(peak=7)).encode(), "is a damaged estimate"),
         (json.dumps(document(torch=None)).encode(), "None is not a string"),
         (json.dumps(document(peak=peaks(-1, 1))).encode(), "-1 is not a number of bytes"),

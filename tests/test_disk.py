@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
 import os
 import stat
@@ -165,3 +166,30 @@ def test_a_run_does_not_start_with_a_target_that_cannot_be_written(option: str, 
     assert f"{option} /proc/x: cannot be written" in capsys.readouterr().err
     assert main(["run", option, "", str(tmp_path / "train.py")]) == 2
     assert capsys.readouterr().err.startswith(f"foretell: {option}")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_up_to_its_limit_and_no_further(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"1234")
+    assert disk.read(tmp_path / "x", most_bytes=4) == b"1234"
+    with pytest.raises(OSError, match="larger than 0 MiB"):
+        disk.read(tmp_path / "x", most_bytes=3)
+    with pytest.raises(OSError, match="a device, not a file"):
+        disk.read(Path("/dev/zero"), most_bytes=4)
+
+
+def test_a_pipe_that_never_ends_is_read_up_to_the_limit(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as endless:
+        assert endless.stdout is not None
+        with pytest.raises(OSError, match="larger than 32 MiB"):
+            disk.read(Path(f"/dev/fd/{endless.stdout.fileno()}"), most_bytes=32 << 20)
+        endless.kill()
+
+
+def test_packed_data_is_unpacked_up_to_the_limit() -> None:
+    packed = gzip.compress(bytes(1000))
+    assert disk.unpack(packed, most_bytes=1000) == bytes(1000)
+    with pytest.raises(OSError, match="when unpacked"):
+        disk.unpack(packed, most_bytes=999)

@@ -18,7 +18,7 @@ from foretell.analysis.verdict import estimate_of
 from foretell.cli import main
 from foretell.cli.terminal import printable
 from foretell.report import notebook
-from foretell.trace import Keeper, Trace, save
+from foretell.trace import Keeper, Trace, Unsupported, save
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e[/][bold]:smile:\r\b\x00"
 TAGS = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'"
@@ -72,11 +72,11 @@ def test_escape_sequences_and_markup_of_a_trace_do_nothing(
 def test_a_message_of_a_hostile_trace_is_printed_without_its_control_characters(
     saved: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    trace = replace(hostile(tmp_path / "capture"), exit_status=1)
-    save(replace(trace, torch_version="2.15"), saved)
-    assert main(["report", str(saved)]) == 1
-    shown = capsys.readouterr()
-    assert not RAW.search(shown.err)
+    save(replace(hostile(tmp_path / "capture"), unsupported=(Unsupported(what=HOSTILE, hint=""),)), saved)
+    assert main(["report", str(saved)]) == 2
+    shown = capsys.readouterr().err
+    assert "[2J31m" in shown
+    assert not RAW.search(shown)
 
 
 def test_tags_in_a_trace_do_nothing_in_a_page(saved: Path, tmp_path: Path, capsys: Any) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import zipfile
 from dataclasses import fields
@@ -211,3 +212,58 @@ def test_unknown_reads_of_the_native_log_count_only_where_no_journal_judges_them
     )
     assert [read.count for read in folder.trace().unknown_reads] == [1]
     assert folder.torch().trace().unknown_reads == ()
+
+
+@pytest.mark.parametrize(("member", "size"), [("memory/size", 400 * MIB), ("trace.json", 40 * MIB)])
+def test_a_bomb_is_refused_before_it_is_unpacked(member: str, size: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.trace", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        with archive.open(member, "w") as file:
+            for _ in range(size // MIB):
+                file.write(bytes(MIB))
+        if member != "trace.json":
+            archive.writestr("trace.json", "{}")
+    limit = resident_bytes() + size // 4
+    with pytest.raises(TraceError, match="would unpack to more than"):
+        load(tmp_path / "x.trace")
+    assert resident_bytes() < limit
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_a_member_that_has_more_than_the_archive_says_is_damaged(tmp_path: Path) -> None:
+    save(training_run(tmp_path).trace(), tmp_path / "x.trace")
+    with zipfile.ZipFile(tmp_path / "x.trace") as archive:
+        size = archive.getinfo("memory/size").file_size
+    raw = (tmp_path / "x.trace").read_bytes()
+    header = raw.rindex(b"memory/size") - 46
+    assert raw[header : header + 4] == b"PK\x01\x02"
+    (tmp_path / "x.trace").write_bytes(raw[: header + 24] + (size - 8).to_bytes(4, "little") + raw[header + 28 :])
+    with pytest.raises(TraceError, match="Bad CRC-32"):
+        load(tmp_path / "x.trace")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"torch_version": 7}, r"Trace.torch_version: 7 is not"),
+        ({"steps": {}}, r"Trace.steps: {} is not a list"),
+        ({"frames": [["a.py", "1", "f"]]}, r"Trace.frames\[0\]\[1\]: '1' is not an integer"),
+        ({"pid": 10**30}, r"Trace.pid: 1000000000000000000000000000000 is not a number of 64 bits"),
+        ({"context_bytes": -1}, r"Trace.context_bytes: -1 is not a number of bytes"),
+        ({"seconds": {"total": float("nan")}}, r"Trace.seconds.total: nan is not a finite number"),
+        ({"memory": []}, r"Trace has no memory"),
+        ({"tables": []}, r"_Shapes.tables: \[\] is not an object"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save(training_run(tmp_path).trace(), tmp_path / "x.trace")
+    with zipfile.ZipFile(tmp_path / "x.trace") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["trace.json"] = json.dumps({**json.loads(members["trace.json"]), **change}).encode()
+    with zipfile.ZipFile(tmp_path / "y.trace", "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(TraceError, match=rf"y.trace is a damaged trace .*{message}"):
+        load(tmp_path / "y.trace")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
+import io
 import os
 import shutil
 import stat
@@ -19,6 +21,7 @@ from typing import IO
 from foretell.errors import TraceError
 
 _PROBED_BYTES = 1 << 16
+_PART_BYTES = 1 << 24
 
 
 def write(path: Path, content: str | bytes, *, is_private: bool = True) -> None:
@@ -134,3 +137,34 @@ def _reason(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "no space left on the disk"
     return error.strerror or str(error)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, *, most_bytes: int) -> bytes:
+    """The whole file. Raises an OSError, also for a device and for a file, or a pipe, that has more than that."""
+    parts: list[bytes] = []
+    with opened(path) as file:
+        num_bytes = os.fstat(file.fileno()).st_size  # 0 for a pipe
+        while num_bytes <= most_bytes and (part := file.read(_PART_BYTES)):
+            parts.append(part)
+            num_bytes = max(num_bytes, sum(map(len, parts)))
+    if num_bytes > most_bytes:
+        raise OSError(errno.EFBIG, f"larger than {most_bytes >> 20} MiB, the largest that is read")
+    return b"".join(parts)
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open for reading. Raises an OSError, also for a device: /dev/zero has no end."""
+    if path.is_char_device() or path.is_block_device():
+        raise OSError(errno.EINVAL, "a device, not a file")
+    return path.open("rb")
+
+
+def unpack(data: bytes, *, most_bytes: int) -> bytes:
+    """What gzip has packed. Raises an OSError for more than `most_bytes`, and what gzip raises for damaged data."""
+    unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(most_bytes + 1)
+    if len(unpacked) > most_bytes:
+        raise OSError(errno.EFBIG, f"larger than {most_bytes >> 20} MiB when unpacked, far too much for its size")
+    return unpacked

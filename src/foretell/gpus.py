@@ -12,7 +12,7 @@ from typing import Any
 
 from foretell.errors import UsageError
 from foretell.records import Gpu
-from foretell.units import KIB, MIB, parse_bytes
+from foretell.units import KIB, MIB, TIB, parse_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,6 +23,11 @@ else:
 _NOISE = re.compile(r"\b(nvidia|geforce|tesla|generation|gpu|graphics card|edition|workstation)\b")
 
 
+_MOST_BYTES = 16 * TIB
+"""What a card can have: the virtual GPU reserves addresses for all of it, and a process has 128 TiB."""
+_MOST_SMS = 4096
+
+
 def all_gpus() -> tuple[Gpu, ...]:
     """Every card in the order of the table: oldest generation first."""
     return tuple(_table().values())
@@ -30,6 +35,8 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 def find(text: str) -> Gpu:
     """The card called `rtx3060`, "RTX 3060", `a100-80gb`, `4090`, or the free form `24GiB,sm89[,128sms]`."""
+    if not text.strip():
+        raise UsageError("the name of the GPU is empty. `foretell gpus` lists the known GPUs.")
     if "," in text:
         return _described(text)
     names = _spellings()
@@ -50,12 +57,14 @@ def _described(text: str) -> Gpu:
     if not 2 <= len(parts) <= 3:
         raise UsageError(usage)
     total_bytes = parse_bytes(parts[0])
-    capability_match = re.fullmatch(r"(?:sm|cc)?[_ ]?(\d+?)[.]?(\d)[af]?", parts[1].lower())
-    sms_match = re.fullmatch(r"(\d+) ?sms?", parts[2].lower()) if len(parts) == 3 else None
+    capability_match = re.fullmatch(r"(?:sm|cc)?[_ ]?([0-9]{1,3}?)[.]?([0-9])[af]?", parts[1].lower())
+    sms_match = re.fullmatch(r"([0-9]{1,9}) ?sms?", parts[2].lower()) if len(parts) == 3 else None
     if capability_match is None or (len(parts) == 3 and sms_match is None):
         raise UsageError(usage)
     if total_bytes < 256 * MIB:
         raise UsageError(f"not a GPU: {text!r} has only {total_bytes} bytes of memory. Add a unit, for example 24GiB.")
+    if total_bytes > _MOST_BYTES:
+        raise UsageError(f"not a GPU: {text!r} has more than {_MOST_BYTES // TIB} TiB of memory.")
     capability = (int(capability_match[1]), int(capability_match[2]))
     relatives = [gpu for gpu in all_gpus() if gpu.compute_capability == capability]
     if not relatives:
@@ -63,8 +72,8 @@ def _described(text: str) -> Gpu:
         raise UsageError(f"unknown compute capability in {text!r}. Known: {known}.")
     relative = min(relatives, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
     num_sms = int(sms_match[1]) if sms_match else relative.num_sms
-    if num_sms == 0:
-        raise UsageError(usage)
+    if not 0 < num_sms <= _MOST_SMS:
+        raise UsageError(f"{usage} A GPU has 1 to {_MOST_SMS} SMs.")
     scale = num_sms / relative.num_sms
     local_memory = relative.threads_per_sm * KIB
     return replace(

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 from foretell.errors import UsageError
-from foretell.plain import from_plain, to_plain
+from foretell.plain import from_plain, parse_json, to_plain
 from foretell.records import Engine, Gpu, LibraryBytes, Profile
 
 SCHEMA = "foretell.job/1"
 Steps = Literal["auto", "all"] | int
 Events = Literal["late", "early"]
 Assumption = Literal["low", "typical", "high"]
+_LONGEST_SECONDS = 1e8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,10 @@ class CaptureOptions:
     def __post_init__(self) -> None:
         if isinstance(self.steps, int) and self.steps < 1:
             raise UsageError(f"--steps {self.steps}: must be a number (1 or more), auto or all.")
-        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
-            raise UsageError(f"--timeout {self.timeout_seconds:g}: must be more than 0 seconds.")
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= _LONGEST_SECONDS:
+            raise UsageError(
+                f"--timeout {self.timeout_seconds:g}: must be more than 0 and at most {_LONGEST_SECONDS:g} seconds."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +103,8 @@ class Job:
                 f"the profile was measured on {self.profile.device_name}, but --gpu is {self.gpu.device_name}. Omit "
                 "--gpu to use the GPU of the profile."
             )
-        taken = {"--context": self.empty_process_bytes, "--used-by-others": self.used_by_others_bytes}
-        for option, size in taken.items():
-            if size < 0:
-                raise UsageError(f"{option} {size} bytes: must be 0 or more.")
-            if size >= self.gpu.total_bytes and (option != "--context" or self.is_context_given):
-                raise UsageError(f"{option} {size} bytes: {self.gpu.name} has only {self.gpu.total_bytes} bytes.")
+        context_bytes = self.empty_process_bytes if self.is_context_given else None
+        check_taken(self.gpu, context_bytes=context_bytes, used_by_others_bytes=self.used_by_others_bytes)
 
     @property
     def empty_process_bytes(self) -> int:
@@ -140,13 +139,22 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> Job:
         try:
-            document = json.loads(text)
+            document = parse_json(text)
             schema = document.pop("schema", None) if isinstance(document, dict) else None
             if schema != SCHEMA:
                 raise ValueError(f"the schema is {schema!r} instead of {SCHEMA!r}")
             return from_plain(cls, document)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UsageError(f"not a job: {error}. Write one with `Job.to_json`.") from None
+
+
+def check_taken(gpu: Gpu, *, context_bytes: int | None, used_by_others_bytes: int) -> None:
+    """Raise UsageError if `--context` or `--used-by-others` is not memory that the card has."""
+    for option, size in {"--context": context_bytes or 0, "--used-by-others": used_by_others_bytes}.items():
+        if size < 0:
+            raise UsageError(f"{option} {size} bytes: must be 0 or more.")
+        if size >= gpu.total_bytes:
+            raise UsageError(f"{option} {size} bytes: {gpu.name} has only {gpu.total_bytes} bytes.")
 
 
 def changes(environment: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:

@@ -9,14 +9,18 @@ from .errors import UsageError
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+TIB = 1 << 40
 
 _FACTORS = {
     "": 1, "b": 1,
     "k": 10**3, "kb": 10**3, "kib": KIB,
     "m": 10**6, "mb": 10**6, "mib": MIB,
     "g": 10**9, "gb": 10**9, "gib": GIB,
-    "t": 10**12, "tb": 10**12, "tib": 1 << 40,
+    "t": 10**12, "tb": 10**12, "tib": TIB,
 }  # fmt: skip
+
+
+_TOO_LARGE = 1 << 60
 
 
 def parse_bytes(text: str) -> int:
@@ -25,7 +29,10 @@ def parse_bytes(text: str) -> int:
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise UsageError(f"not a size: {text!r}. Give a number and a unit, for example 22GiB, 800MiB or 1.5GB.")
-    return round(float(match[1]) * factor)
+    size = float(match[1]) * factor
+    if size >= _TOO_LARGE:
+        raise UsageError(f"not a size: {text:.40}... is larger than any memory. Give for example 22GiB or 800MiB.")
+    return round(size)
 
 
 def format_bytes(num_bytes: int) -> str:

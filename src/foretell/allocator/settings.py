@@ -46,7 +46,7 @@ class AllocatorSettings:
         return cls(
             is_native=settings.get("backend", "native") == "native",
             is_expandable=settings.get("expandable_segments", "").lower() == "true",
-            max_split_bytes=int(max_split) * MIB if max_split.isdigit() else sys.maxsize,
+            max_split_bytes=int(max_split) * MIB if max_split.isdecimal() else sys.maxsize,
             power2_divisions=_divisions(settings.get("roundup_power2_divisions", ""), version),
             garbage_collection_threshold=float(settings.get("garbage_collection_threshold", 0.0)),
             oversize_rounding_bytes=int(settings.get("max_non_split_rounding_mb", 20)) * MIB,
@@ -67,7 +67,9 @@ class AllocatorSettings:
 
 
 _SETTING = re.compile(r"\s*(\w+)\s*:\s*(\[[^]]*\]|[^,\[\]]+?)\s*(?:,|$)")
-_MIB = (r"\d+", "a whole number of MiB")
+_MIB = (r"[0-9]{1,9}", "a whole number of MiB")
+_POWER = "(0|1|2|4|8|16|32|64|128|256|512|1024)"
+_ENTRY = rf"\s*([0-9]{{1,9}}|>)\s*:\s*{_POWER}\s*"
 _SWITCH = (r"(?i:true|false)", "True or False")
 _OPTIONS = {
     "backend": ("native|cudaMallocAsync", "native or cudaMallocAsync"),
@@ -76,9 +78,11 @@ _OPTIONS = {
     "large_segment_size_mb": _MIB,
     "max_non_split_rounding_mb": _MIB,
     "max_split_size_mb": _MIB,
-    "roundup_power2_divisions": (r"\d+|\[.*\]", "a number, or a list such as [256:1,512:2,>:4]"),
+    "roundup_power2_divisions": (
+        rf"{_POWER}|\[{_ENTRY}(,{_ENTRY})*\]", "0 or a power of two, or a list of them such as [256:1,512:2,>:4]",
+    ),
     # These change neither blocks nor segments.
-    "pinned_num_register_threads": (r"\d+", "a number"),
+    "pinned_num_register_threads": (r"[0-9]{1,9}", "a number"),
     "pinned_use_background_threads": _SWITCH,
     "pinned_use_cuda_host_register": _SWITCH,
     "release_lock_on_cudamalloc": _SWITCH,
@@ -111,7 +115,7 @@ _NUM_DIVISIONS = 16
 
 def _divisions(value: str, version: Version | None) -> tuple[int, ...]:
     """One number for all, or entries for single sizes: below the first its own holds, between two nothing does."""
-    if value.isdigit():
+    if value.isdecimal():
         return (int(value),) * _NUM_DIVISIONS
     divisions, last = [0] * _NUM_DIVISIONS, -1
     for entry, parts in re.findall(r"(\d+|>)\s*:\s*(\d+)", value):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 
+from foretell import disk
 from foretell.errors import UsageError
-from foretell.plain import from_plain, to_plain
+from foretell.plain import from_plain, parse_json, to_plain
 from foretell.records import Profile
+from foretell.units import MIB
 
 SCHEMA = "foretell.profile/1"
+_MOST_BYTES = 16 * MIB
 
 
 def render(profile: Profile) -> str:
@@ -19,9 +22,9 @@ def render(profile: Profile) -> str:
 
 def load(path: Path) -> Profile:
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = parse_json(disk.read(path, most_bytes=_MOST_BYTES))
     except OSError as error:
-        raise UsageError(f"--profile {path}: {error.strerror}.") from None
+        raise UsageError(f"--profile {path}: {error.strerror or error}.") from None
     except ValueError:
         raise UsageError(f"--profile {path}: not JSON. Create a profile with `foretell calibrate`.") from None
     schema = document.get("schema") if isinstance(document, dict) else None
@@ -35,5 +38,12 @@ def load(path: Path) -> Profile:
 
 def profile_of(document: dict[str, object]) -> Profile:
     """Build a profile; other keys of the document are ignored."""
-    names = {each.name for each in fields(Profile)}
-    return from_plain(Profile, {name: value for name, value in document.items() if name in names})
+    profile = from_plain(Profile, document, others="ignore")
+    taken = {"context": profile.context_bytes, **asdict(profile.libraries)}
+    for name, size in taken.items():
+        if not 0 <= size < profile.total_bytes:
+            raise ValueError(f"{name} takes {size} bytes of the {profile.total_bytes} of the GPU")
+    for each in profile.convolutions:
+        if min(*each.x, *each.y, *each.w, each.element_bytes) < 1:
+            raise ValueError(f"a convolution has the sizes {each.x}, {each.y}, {each.w}")
+    return profile

@@ -31,7 +31,7 @@ def execute(options: argparse.Namespace) -> int:
 
     check_targets({"--output": options.output})
     virtual = None
-    if options.gpu:
+    if options.gpu is not None:
         gpu = gpus.find(options.gpu)
         virtual = (gpu, library_bytes(gpu))
     terminal = console(stderr=True)

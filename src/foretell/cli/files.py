@@ -59,6 +59,13 @@ def add_files(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None
         parser.add_argument(each.option, metavar=each.metavar, type=Path, help=each.help)
 
 
+def folder(text: str) -> Path:
+    """For `type=` of an option: `Path("")` would be the working folder."""
+    if not text:
+        raise UsageError("the name of the folder is empty.")
+    return Path(text)
+
+
 def targets_of(options: argparse.Namespace) -> dict[str, str | Path | None]:
     """The files that the options of `add_files` name, for `check_targets`."""
     return {"--json": options.json} | {each.option: _path(options, each) for each in REPORTS}

@@ -44,14 +44,16 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.cli.terminal import console, ignore_broken_pipe, say
     from foretell.engines import imported as cpu
     from foretell.engines.imported import explain
+    from foretell.jobs import check_taken
     from foretell.units import parse_bytes
 
     check_targets({"--json": options.json, "--trace": options.trace}, sources=[options.profile])
-    gpu = gpus.find(options.gpu or api.DEFAULT_GPU)
-    if not options.gpu:
+    gpu = gpus.find(api.DEFAULT_GPU if options.gpu is None else options.gpu)
+    if options.gpu is None:
         say(f"no --gpu given; assuming {gpu.name}")
-    card = cpu.Card(gpu=gpu, torch=_version(options.torch) if options.torch else cpu.NEWEST_TORCH)
-    context_bytes = parse_bytes(options.context) if options.context else None
+    card = cpu.Card(gpu=gpu, torch=cpu.NEWEST_TORCH if options.torch is None else _version(options.torch))
+    context_bytes = None if options.context is None else parse_bytes(options.context)
+    check_taken(gpu, context_bytes=context_bytes, used_by_others_bytes=0)
     imported = cpu.import_profile(options.profile, card, context_bytes=context_bytes, explain=options.explain)
     if options.trace:
         write_trace(imported.trace, options.trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from foretell.cli.files import add_files, check_targets, targets_of, write_files, write_trace
+from foretell.cli.files import add_files, check_targets, folder, targets_of, write_files, write_trace
 from foretell.cli.terminal import say
 from foretell.errors import ForetellError, UsageError
 
@@ -73,7 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     job.add_argument("--timeout", metavar="SECONDS", type=float, help="stop the run after this time")
     job.add_argument("--keep-init", action="store_true", help="do not skip weight initialization")
-    job.add_argument("--keep-writes", metavar="DIR", type=Path, help="keep the files the script writes, in this folder")
+    job.add_argument(
+        "--keep-writes", metavar="DIR", type=folder, help="keep the files the script writes, in this folder"
+    )
     job.add_argument("--online", action="store_true", help="let experiment trackers and model hubs use the network")
     job.add_argument(
         "--engine", choices=["auto", "virtual", "cpu"], default="auto",
@@ -121,7 +124,7 @@ def execute(options: argparse.Namespace) -> int:
 
     check_targets(targets_of(options) | {"--trace": options.trace})
     job = _job(options)
-    if not (options.gpu or options.profile or options.quiet):
+    if options.gpu is None and not (options.profile or options.quiet):
         say(f"no --gpu given; assuming {job.gpu.name}")
     with api.scratch() as folder:
         note = _quietly if options.quiet else say
@@ -186,8 +189,8 @@ def _job(options: argparse.Namespace) -> Job:
     )
     job = Job(
         command=tuple(options.job),
-        gpu=gpus.find(options.gpu or (profile.device_name if profile else api.DEFAULT_GPU)),
-        context_bytes=parse_bytes(options.context) if options.context else None,
+        gpu=gpus.find((profile.device_name if profile else api.DEFAULT_GPU) if options.gpu is None else options.gpu),
+        context_bytes=None if options.context is None else parse_bytes(options.context),
         used_by_others_bytes=parse_bytes(options.used_by_others),
         profile=profile,
         options=capture,
@@ -249,7 +252,7 @@ def _steps(text: str) -> Steps:
         return "auto"
     if text == "all":
         return "all"
-    if not text.isdigit():
+    if not re.fullmatch("[0-9]{1,9}", text):
         raise UsageError(f"--steps {text}: must be a number (1 or more), auto or all.")
     return int(text)
 

@@ -49,6 +49,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.analysis.what_if import what_if
     from foretell.cli.files import check_targets, targets_of, write_reports, write_trace
     from foretell.cli.show import exit_code
+    from foretell.jobs import check_taken
     from foretell.trace import load
     from foretell.units import parse_bytes
 
@@ -60,12 +61,12 @@ def execute(options: argparse.Namespace) -> int:
     if options.alloc_conf is not None:
         check_alloc_conf(options.alloc_conf)
         settings = AllocatorSettings.parse(options.alloc_conf, trace.torch_version)
+    gpu = None if options.gpu is None else gpus.find(options.gpu)
+    context_bytes = None if options.context is None else parse_bytes(options.context)
+    used_by_others_bytes = parse_bytes(options.used_by_others)
+    check_taken(gpu or trace.gpu, context_bytes=context_bytes, used_by_others_bytes=used_by_others_bytes)
     found = what_if(
-        trace,
-        gpu=gpus.find(options.gpu) if options.gpu else None,
-        context_bytes=parse_bytes(options.context) if options.context else None,
-        used_by_others_bytes=parse_bytes(options.used_by_others),
-        settings=settings,
+        trace, gpu=gpu, context_bytes=context_bytes, used_by_others_bytes=used_by_others_bytes, settings=settings
     )
     estimate = estimate_of(found.trace)
     _show(options, estimate, found)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from foretell import disk
 from foretell.errors import ScriptError, TraceError, UnsupportedError
-from foretell.records import Estimate, StepPeak
+from foretell.plain import from_plain
+from foretell.records import EndedBy, Estimate, StepPeak
 from foretell.report.holders import LISTED, blocks_at_peak, by_category, by_module
 from foretell.report.json import parse
+from foretell.units import MIB
 
 _WANTED = "Give a trace (`foretell run --trace FILE ...`) or an estimate (`foretell run --json FILE ...`)."
 PEAKS = (
@@ -17,8 +20,7 @@ PEAKS = (
     "device_bytes", "request_bytes",
 )  # fmt: skip
 _OF_ATTRIBUTION = ("fragmentation_bytes", "slack_bytes")
-_LATER = (*_OF_ATTRIBUTION, "request_bytes")
-"""Not in every estimate."""
+_MOST_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +29,10 @@ class Held:
 
     bytes: int
     category: str
-    name: str | None
-    module: str | None
-    operator: str | None
-    phase: str
+    name: str | None = None
+    module: str | None = None
+    operator: str | None = None
+    phase: str = "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Summary:
 def summary_of(path: Path) -> Summary:
     """Read and validate a file."""
     try:
-        with path.open("rb") as file:
+        with disk.opened(path) as file:
             is_zip = file.read(2) == b"PK"
         return _of_trace(path) if is_zip else _of_document(_document(path), path)
     except FileNotFoundError:
@@ -81,14 +83,14 @@ def _of_trace(path: Path) -> Summary:
     except (ScriptError, UnsupportedError) as error:
         raise UnsupportedError(f"{path}: the run has no estimate: {error}") from None
     if estimate.ended_by is not None:
-        _refuse_incomplete(path, asdict(estimate.ended_by))
+        _refuse_incomplete(path, estimate.ended_by)
     return summary_of_run(str(path), estimate)
 
 
-def _refuse_incomplete(path: Path, ended_by: dict[str, Any]) -> None:
+def _refuse_incomplete(path: Path, ended_by: EndedBy) -> None:
     """How far a run came is chance, unless it always fails after the same loop that foretell ends."""
-    if ended_by["kind"] != "early_end":
-        why = ended_by["message"]
+    if ended_by.kind != "early_end":
+        why = ended_by.message
         raise UnsupportedError(f"{path}: the run is incomplete ({why}), so it cannot be compared with another.")
 
 
@@ -124,79 +126,88 @@ def summary_of_run(path: str, estimate: Estimate) -> Summary:
 # --- of an estimate ---------------------------------------------------------------------------------------------------
 
 
-def _document(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gpu:
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Oom:
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Module:
+    module: str | None
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peak:
+    allocated_bytes: int
+    reserved_bytes: int
+    library_bytes: int
+    context_bytes: int
+    device_bytes: int
+    fragmentation_bytes: int | None = None
+    slack_bytes: int | None = None
+    request_bytes: int | None = None
+    by_category: dict[str, int] | None = None
+    by_module: tuple[_Module, ...] | None = None
+    blocks: tuple[Held, ...] | None = None
+    num_blocks: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    """What of an estimate's JSON is compared."""
+
+    verdict: str
+    gpu: _Gpu
+    torch: str
+    peak: _Peak
+    engine: str = "virtual"
+    cuda: str | None = None
+    command: tuple[str, ...] = ()
+    steps: tuple[StepPeak, ...] = ()
+    oom: _Oom | None = None
+    ended_by: EndedBy | None = None
+
+
+def _document(path: Path) -> _Document:
     try:
-        return parse(path.read_bytes(), name=str(path))
+        document = parse(disk.read(path, most_bytes=_MOST_BYTES), name=str(path))
+        return from_plain(_Document, document, where="estimate", others="ignore")
     except TraceError as error:
         raise TraceError(f"{error} {_WANTED}") from None
+    except ValueError as error:
+        raise TraceError(f"{path} is a damaged estimate: {error}. {_WANTED}") from None
 
 
-def _of_document(document: dict[str, Any], path: Path) -> Summary:
-    try:
-        if document.get("ended_by") is not None:
-            _refuse_incomplete(path, document["ended_by"])
-        peak = document["peak"]
-        modules, blocks = peak.get("by_module"), peak.get("blocks")
-        oom = document.get("oom")
-        return Summary(
-            path=str(path),
-            verdict=_word(document["verdict"]),
-            engine=_word(document.get("engine", "virtual")),
-            gpu=_word(document["gpu"]["name"]),
-            torch=_word(document["torch"]),
-            cuda=_maybe_word(document.get("cuda")),
-            command=tuple(_word(word) for word in document.get("command", ())),
-            peaks={name: _size(peak[name]) for name in PEAKS if name in peak or name not in _LATER},
-            steps=tuple(
-                StepPeak(
-                    index=_size(step["index"]),
-                    peak_allocated_bytes=_size(step["peak_allocated_bytes"]),
-                    peak_reserved_bytes=_size(step["peak_reserved_bytes"]),
-                )
-                for step in document.get("steps", ())
-            ),
-            oom_step=_size(oom["step"]) if oom else None,
-            categories=_categories(peak.get("by_category")),
-            modules=None if modules is None else {_maybe_word(m["module"]): _size(m["bytes"]) for m in modules},
-            modules_floor_bytes=_floor(modules),
-            blocks=None if blocks is None else tuple(_held(block) for block in blocks),
-            blocks_floor_bytes=0 if blocks and len(blocks) == peak.get("num_blocks") else _floor(blocks),
-        )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        what = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value: {error}"
-        raise TraceError(f"{path} is a damaged estimate: it {what}. {_WANTED}") from None
-
-
-def _categories(sums: Any) -> dict[str, int] | None:
-    return None if sums is None else {_word(category): _size(size) for category, size in sums.items()}
-
-
-def _held(block: dict[str, Any]) -> Held:
-    return Held(
-        bytes=_size(block["bytes"]),
-        category=_word(block["category"]),
-        name=_maybe_word(block.get("name")),
-        module=_maybe_word(block.get("module")),
-        operator=_maybe_word(block.get("operator")),
-        phase=_word(block.get("phase", "other")),
+def _of_document(document: _Document, path: Path) -> Summary:
+    if document.ended_by is not None:
+        _refuse_incomplete(path, document.ended_by)
+    peak = document.peak
+    modules, blocks = peak.by_module, peak.blocks
+    sizes = {name: getattr(peak, name) for name in PEAKS}
+    return Summary(
+        path=str(path),
+        verdict=document.verdict,
+        engine=document.engine,
+        gpu=document.gpu.name,
+        torch=document.torch,
+        cuda=document.cuda,
+        command=document.command,
+        peaks={name: size for name, size in sizes.items() if size is not None},
+        steps=document.steps,
+        oom_step=document.oom.step if document.oom else None,
+        categories=peak.by_category,
+        modules=None if modules is None else {each.module: each.bytes for each in modules},
+        modules_floor_bytes=_floor(modules),
+        blocks=blocks,
+        blocks_floor_bytes=0 if blocks and len(blocks) == peak.num_blocks else _floor(blocks),
     )
 
 
-def _floor(listed: Any) -> int:
-    return min(_size(entry["bytes"]) for entry in listed) if listed and len(listed) >= LISTED else 0
-
-
-def _size(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r:.40} is not a number of bytes")
-    return value
-
-
-def _word(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is not a string")
-    return value
-
-
-def _maybe_word(value: Any) -> str | None:
-    return None if value is None else _word(value)
+def _floor(listed: Sequence[_Module | Held] | None) -> int:
+    return min(each.bytes for each in listed) if listed and len(listed) >= LISTED else 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretell import gpus
 from foretell.errors import TraceError, UsageError
-from foretell.plain import from_plain, to_plain
+from foretell.plain import from_plain, parse_json, to_plain
 from foretell.records import CATEGORIES, Attribution, Estimate, PeakMemory
 from foretell.report.holders import LISTED, blocks_at_peak, by_category, by_module, timeline
 from foretell.rules.capacity import capacity_of
@@ -127,8 +127,8 @@ def read(text: str) -> Estimate:
 def parse(text: str | bytes, *, name: str = "this") -> dict[str, Any]:
     """Parse and check that it is a document written by foretell."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = parse_json(text)
+    except ValueError:
         raise TraceError(f"{name} is neither a trace nor JSON, or is truncated.") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:

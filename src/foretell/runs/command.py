@@ -79,11 +79,11 @@ def resolve(
 
 
 def _find(words: Sequence[str], cwd: Path, search_path: str | None) -> Command:
-    if not words:
+    if not words or not words[0]:
         raise UsageError("nothing to run. Give a script, -m MODULE or a command: foretell run --gpu rtx-3060 train.py")
     first = words[0]
     if first == "-m":
-        if len(words) == 1:
+        if len(words) == 1 or not words[1]:
             raise UsageError("-m needs a module name, for example: foretell run -m package.train")
         return Command(argv=(sys.executable, *words), python=sys.executable)
     if first.startswith("-"):

@@ -22,7 +22,7 @@ Workers = int | str
 
 def parse_workers(text: str) -> Workers:
     """Parse the value of `--workers`."""
-    if text.isdigit() and int(text) > 0:
+    if text.isdecimal() and len(text) < 6 and int(text) > 0:
         return int(text)
     if text == "ray" or (text.startswith("ray://") and len(text) > len("ray://")):
         return text
@@ -162,7 +162,7 @@ def _on_ray(address: str, modules: Sequence[str]) -> list[_Worker]:
 def _reach(address: str) -> None:
     """Fail fast: Ray would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
+    if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_SECONDS).close()
 
 

@@ -10,41 +10,33 @@ import json
 import sys
 import zipfile
 from array import array
-from dataclasses import Field, asdict, fields
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from foretell import disk
-from foretell.allocator import AllocatorSettings
 from foretell.errors import TraceError
-from foretell.plain import from_plain
+from foretell.plain import from_plain, parse_json
 from foretell.protocol import native_log
 from foretell.protocol.history import ACTIONS, ORIGIN_NAMES
-from foretell.records import CATEGORIES, Gpu, LibraryBytes, Need, OutOfMemory
+from foretell.records import CATEGORIES
 from foretell.trace.records import (
     PHASES,
     Collectives,
     Convolutions,
-    Counted,
-    DeviceMemory,
     DriverEvents,
-    Keeper,
     KernelLaunches,
     Labels,
     LibraryCalls,
     MatrixProducts,
     MemoryEvents,
-    MissingFunction,
-    OomMark,
     Origins,
     RecurrentNets,
-    ScriptException,
     Spans,
     SparseResults,
-    StepMark,
     Trace,
-    Unsupported,
 )
+from foretell.units import MIB
 
 SCHEMA = "foretell.trace/2"
 """2: library calls in tables by kind, and origins in one table. In 1, the numbers of calls had no names, and origins
@@ -61,6 +53,18 @@ _TABLES = {
 _ADVICE = "Record a new one with `foretell run --trace FILE ...`."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    rows: int
+    columns: dict[str, str]
+    """Name and type letter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shapes:
+    tables: dict[str, _Shape]
+
+
 def save(trace: Trace, path: Path) -> None:
     """Write the file, for its owner alone: the command line and the paths of the script are in it."""
     with disk.writing(Path(path)) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -70,15 +74,19 @@ def save(trace: Trace, path: Path) -> None:
 def load(path: Path) -> Trace:
     """Read and validate a file."""
     path = Path(path)
+    start = b""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _read_members(archive, path)
+        with disk.opened(path) as file:
+            start = file.read(1)
+            with zipfile.ZipFile(file) as archive:
+                _check_sizes(archive, path)
+                return _read_members(archive, path)
     except FileNotFoundError:
         raise TraceError(f"no such trace: {path}. Record one with `foretell run --trace FILE ...`.") from None
     except IsADirectoryError:
         raise TraceError(f"{path} is a folder, not a trace.") from None
     except zipfile.BadZipFile as error:
-        if path.read_bytes()[:1] == b"{":
+        if start == b"{":
             raise TraceError(f"{path} is JSON, not a trace; an estimate (--json) is not enough. {_ADVICE}") from None
         raise TraceError(f"{path} is not a trace, or is truncated ({error}). {_ADVICE}") from None
     except OSError as error:
@@ -119,16 +127,16 @@ def _plain(value: Any) -> Any:
 def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
     if "trace.json" not in archive.namelist():
         raise TraceError(f"{path} is a zip file, but not a foretell trace. {_ADVICE}")
-    document = json.loads(archive.read("trace.json"))
+    document = parse_json(_member(archive, "trace.json"))
     schema = str(document.pop("schema", "none")) if isinstance(document, dict) else "none"
     if schema != SCHEMA:
         family, _, version = schema.rpartition("/")
-        is_newer = f"{family}/" == SCHEMA[:-1] and version.isdigit() and int(version) > int(SCHEMA[-1])
+        is_newer = f"{family}/" == SCHEMA[:-1] and version.isdecimal() and int(version) > int(SCHEMA[-1])
         advice = "Update foretell to read it." if is_newer else _ADVICE
         raise TraceError(f"{path} has the format {schema!r}; this version of foretell reads {SCHEMA!r}. {advice}")
-    tables = document.pop("tables")
-    loaded = {name: _load_table(archive, name, kind, tables[name]) for name, kind in _TABLES.items()}
-    trace = _from_plain(document, loaded)
+    shapes = from_plain(_Shapes, {"tables": document.pop("tables", {})}).tables
+    tables = {name: _load_table(archive, name, kind, shapes[name]) for name, kind in _TABLES.items()}
+    trace = from_plain(Trace, document, given=tables)
     _check_numbers(trace)
     return trace
 
@@ -159,55 +167,33 @@ def _check_numbers(trace: Trace) -> None:
             raise ValueError(f"{what}: index {max(numbers)} of {count}")
 
 
-def _load_table(archive: zipfile.ZipFile, name: str, kind: type[_Table], described: dict[str, Any]) -> _Table:
+def _load_table(archive: zipfile.ZipFile, name: str, kind: type[_Table], shape: _Shape) -> _Table:
     columns: dict[str, array[int]] = {}
     for f in fields(kind):
         column = array(_typecode(f))
-        if described["columns"][f.name] != column.typecode:
-            raise ValueError(f"{name}/{f.name} has the type {described['columns'][f.name]!r}")
-        column.frombytes(archive.read(f"{name}/{f.name}"))
+        if shape.columns[f.name] != column.typecode:
+            raise ValueError(f"{name}/{f.name} has the type {shape.columns[f.name]!r}")
+        column.frombytes(_member(archive, f"{name}/{f.name}"))
         if sys.byteorder == "big":
             column.byteswap()
-        if len(column) != described["rows"]:
-            raise ValueError(f"{name}/{f.name} has {len(column)} rows, not {described['rows']}")
+        if len(column) != shape.rows:
+            raise ValueError(f"{name}/{f.name} has {len(column)} rows, not {shape.rows}")
         columns[f.name] = column
     return kind(**columns)
 
 
-def _from_plain(document: dict[str, Any], tables: dict[str, Any]) -> Trace:
-    def records(name: str, kind: type[Any]) -> tuple[Any, ...]:
-        return tuple(kind(**item) for item in document.pop(name))
+def _check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
+    """Before anything is unpacked: two megabytes can unpack to gigabytes, and JSON needs twenty times its size."""
+    for names, free_bytes, ratio in ((set(archive.namelist()), 256 * MIB, 200), ({"trace.json"}, 32 * MIB, 25)):
+        most_bytes = free_bytes + path.stat().st_size * ratio
+        if sum(member.file_size for member in archive.infolist() if member.filename in names) > most_bytes:
+            raise TraceError(f"{path} would unpack to more than {most_bytes >> 20} MiB, far too much for its size.")
 
-    gpu = document.pop("gpu")
-    gpu["compute_capability"] = tuple(gpu["compute_capability"])
-    allocator = document.pop("allocator")
-    allocator["power2_divisions"] = tuple(allocator["power2_divisions"])
-    exception = document.pop("exception")
-    steps = tuple(
-        StepMark(
-            index=item["index"], time_us=item["time_us"], devices=tuple(DeviceMemory(**d) for d in item["devices"])
-        )
-        for item in document.pop("steps")
-    )
-    made = {
-        "gpu": Gpu(**gpu),
-        "libraries": LibraryBytes(**document.pop("libraries")),
-        "allocator": AllocatorSettings(**allocator),
-        "need": from_plain(Need, need) if (need := document.pop("need", None)) is not None else None,
-        "exception": ScriptException(**exception) if exception is not None else None,
-        "steps": steps,
-        "final": records("final", DeviceMemory),
-        "ooms": tuple(OomMark(time_us=m["time_us"], oom=OutOfMemory(**m["oom"])) for m in document.pop("ooms")),
-        "unknown_reads": records("unknown_reads", Counted),
-        "unimplemented": records("unimplemented", MissingFunction),
-        "unsupported": records("unsupported", Unsupported),
-        "keepers": tuple(Keeper(**item) for item in document.pop("keepers", ())),
-        "frames": tuple((str(file), int(line), str(function)) for file, line, function in document.pop("frames")),
-        "stacks": tuple(tuple(stack) for stack in document.pop("stacks")),
-    }
-    rest = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
-    trace = cast(Any, Trace)(**made, **rest, **tables)
-    return cast(Trace, trace)
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """No more than the archive says: `ZipFile.read` unpacks first and looks at the size afterwards."""
+    with archive.open(name) as file:
+        return file.read(archive.getinfo(name).file_size)
 
 
 def _typecode(column: Field[Any]) -> str:

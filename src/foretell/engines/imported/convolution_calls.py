@@ -90,7 +90,7 @@ def convolutions_of(operator: Operator, card: Card) -> ConvolutionCalls | None:
     """None for other operators, or if shapes or values were not recorded."""
     at = _VALUES_AT.get(operator.name)
     values = operator.values[at:] if at is not None else ()
-    if at is None or len(operator.tensors) < at - 1 or len(values) < _NUM_VALUES or not values[5].isdigit():
+    if at is None or len(operator.tensors) < at - 1 or len(values) < _NUM_VALUES or not values[5].isdecimal():
         return None
     num_dimensions = len(operator.tensors[0].shape) - 2
     given, w = (_as_two_dimensional(tensor) for tensor in operator.tensors[at - 3 :][:2])

@@ -15,9 +15,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from foretell import disk
 from foretell.engines.imported.moments import Moment
 from foretell.errors import UnsupportedError, UsageError
-from foretell.units import format_bytes
+from foretell.plain import parse_json
+from foretell.units import GIB, MIB, format_bytes
 
 _HOW_TO_RECORD = (
     "Record one with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, "
@@ -25,6 +27,9 @@ _HOW_TO_RECORD = (
 )
 _CUBLAS_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
 """Key that `profiler.add_metadata(name, value)` writes."""
+_MOST_BYTES = 4 * GIB
+_UNPACKED_BYTES, _MOST_RATIO = 64 * MIB, 100
+"""A packed profile may have so many bytes, and so many times its own: profiles have up to 30 times."""
 _CPU, _CUDA = 0, 1
 """c10::DeviceType."""
 _OPERATORS = ("cpu_op", "user_annotation", "python_function")
@@ -148,9 +153,10 @@ def read(path: Path) -> CpuProfile:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        data = path.read_bytes()
-        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        document = json.loads(text)
+        text = disk.read(path, most_bytes=_MOST_BYTES)
+        if text[:2] == b"\x1f\x8b":
+            text = disk.unpack(text, most_bytes=min(_MOST_BYTES, _UNPACKED_BYTES + len(text) * _MOST_RATIO))
+        document = parse_json(text)
     except FileNotFoundError:
         raise UsageError(f"no such profile: {path}. {_HOW_TO_RECORD}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

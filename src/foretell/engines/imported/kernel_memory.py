@@ -28,7 +28,7 @@ def embedding_backward(operator: Operator, card: Card) -> tuple[int, ...]:
     num = indices.num_elements
     if num <= kernels.FEW_INDICES:
         return ()
-    num_rows = int(operator.values[2]) if len(operator.values) > 2 and operator.values[2].isdigit() else num
+    num_rows = int(operator.values[2]) if len(operator.values) > 2 and operator.values[2].isdecimal() else num
     taken = kernels.embedding_gradient(num, gradient.num_elements // num, num_rows, indices.element_bytes)
     return (*taken.indices, *taken.sums)
 

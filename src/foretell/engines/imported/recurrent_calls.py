@@ -100,7 +100,7 @@ def net_of(operator: Operator, card: Card) -> Net | None:
     num_states = 2 if kind == "lstm" else 1
     first_state = 2 if is_packed else 1
     weights = operator.tensors[first_state + num_states :]
-    if kind is None or len(values) < _NUM_VALUES or not values[1].isdigit() or not weights:
+    if kind is None or len(values) < _NUM_VALUES or not values[1].isdecimal() or not weights:
         return None
     x, states = operator.tensors[0], operator.tensors[first_state:][:num_states]
     is_batch_first = values[5:6] == ("True",)

@@ -41,4 +41,4 @@ def _world_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     method = kwargs.get("init_method", args[1] if len(args) > 1 else None) or ""
     _, _, query = str(method).partition("world_size=")
     words = [query.partition("&")[0], os.environ.get("WORLD_SIZE", "")]
-    return next((int(word) for word in words if word.isdigit()), 1)
+    return next((int(word) for word in words if word.isdecimal()), 1)
