@@ -93,6 +93,9 @@ def main() -> int:
         for part in ("values", "attribution"):
             console.print(f"{job}: with {part} compared with without ...", style="dim")
             rows.append(cost_of(part, job, options.repeat))
+    if has_cuda:
+        console.print("resnet50: with cudnn.benchmark compared with without ...", style="dim")
+        rows.append(cost_of_cudnn_benchmark(options.repeat))
     console.print("llama-7b ...", style="dim")
     rows += seven_billion() if has_cuda else []
     console.print("the CPU engine ...", style="dim")
@@ -164,6 +167,17 @@ def cost_of(part: str, job: str, repeat: int) -> Row:
     slower = min(costs["with"]) / min(costs["without"]) - 1
     measured = f"{slower:+.1%} ({min(costs['with']):.1f} s / {min(costs['without']):.1f} s of CPU)"
     return Row(f"{job}: the whole command with {part} / without", measured, "<= +5 %", slower <= 0.05)
+
+
+def cost_of_cudnn_benchmark(repeat: int) -> Row:
+    """With it, torch makes a plan of every engine of cuDNN for every convolution."""
+    with_it, without = [], []
+    for _ in range(repeat):
+        with_it.append(finish([*foretell_command("resnet50", "rtx-4090"), "--cudnn-benchmark"]).cpu_seconds)
+        without.append(finish(foretell_command("resnet50", "rtx-4090")).cpu_seconds)
+    ratio = min(with_it) / min(without)
+    measured = f"{ratio:.2f}x ({min(with_it):.1f} s / {min(without):.1f} s of CPU)"
+    return Row("resnet50: the whole command with cudnn.benchmark / without", measured, "<= 1.2x", ratio <= 1.2)
 
 
 def seven_billion() -> list[Row]:

@@ -1,6 +1,6 @@
 """The jobs `make bench` measures: plain training loops, timed by themselves.
 
-    python benchmarks/workloads.py resnet50|gpt2|llama-7b [--steps N] [--device auto|cpu|cuda]
+    python benchmarks/workloads.py resnet50|gpt2|llama-7b [--steps N] [--device auto|cpu|cuda] [--cudnn-benchmark]
 
 Each job imports what it needs and no more, so that it can be compared with that import. It prints one line,
 `BENCH {"steps": N, "seconds": ..., "max_reserved": ...}`; the seconds are those of the loop alone.
@@ -76,7 +76,9 @@ def main() -> None:
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--cudnn-benchmark", action="store_true", help="let PyTorch try all engines of cuDNN")
     args = parser.parse_args()
+    torch.backends.cudnn.benchmark = args.cudnn_benchmark
     torch.manual_seed(0)
     device = torch.device(args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     step = JOBS[args.job](device)

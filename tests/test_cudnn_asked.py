@@ -55,6 +55,33 @@ FLAGS = """
     layer(x).sum().backward()
     print("DONE")
 """
+TOLD_AND_BUILT = """
+    import json, os
+    import torch
+    from foretell.engines.python_cuda import cudnn
+    from foretell.rules.convolution import Convolution
+
+    card = dict(item.split("=", 1) for item in os.environ["FORETELL_DEVICE"].split(";"))
+    asked = cudnn.Cudnn(cudnn.library_of(torch), card)
+    image, filters = cudnn.Placement((50176, 784, 28, 1), 16), cudnn.Placement((576, 9, 3, 1), 16)
+    sizes = []
+    for direction in ("forward", "data", "weights"):
+        convolution = Convolution(
+            direction=direction, x=(16, 64, 28, 28), y=(16, 64, 28, 28), w=(64, 64, 3, 3), stride=(1, 1),
+            padding=(1, 1), dilation=(1, 1), groups=1, element_bytes=4, is_channels_last=False,
+        )
+        graph = asked._graph(cudnn.Layer(convolution, "float32", image, image, filters, False, True))
+        for mode in cudnn._HEURISTICS_OF_TORCH:
+            for config in asked._configs(graph, mode):
+                behavior = asked._engine(config).notes(cudnn._ENGINE_BEHAVIOR, cudnn._BEHAVIOR_NOTE)
+                if cudnn._RUNTIME_COMPILATION in behavior:
+                    plan = asked._plan(config)
+                    told = plan.number(cudnn._PLAN_WORKSPACE)
+                    json_representation = 405
+                    assert plan.get(json_representation, cudnn._CHAR, None) > 1000  # this builds it
+                    sizes.append((told, plan.number(cudnn._PLAN_WORKSPACE)))
+    print("SIZES", json.dumps(sizes))
+"""
 
 
 def run_both(text: str, gpu: str, warm_runs: WarmRuns, folder: Path) -> tuple[Trace, Trace]:
@@ -107,6 +134,22 @@ def test_every_allocation_of_a_convolution_is_that_of_the_virtual_gpu(
 def test_the_plan_is_the_one_torch_would_take(line: str, warm_runs: WarmRuns, tmp_path: Path) -> None:
     virtual, cpu = run_both(FLAGS.format(line=line), "rtx-3060", warm_runs, tmp_path)
     assert sizes(cpu) == sizes(virtual)
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="there is no virtual GPU without the CUDA build of torch")
+def test_a_plan_that_compiles_its_kernel_needs_what_its_configuration_tells(
+    warm_runs: WarmRuns, tmp_path: Path
+) -> None:
+    """native/libraries/cudnn.c relies on it; tests/native checks that it does not build such a plan."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(TOLD_AND_BUILT))
+    run = warm_runs.run(script, gpu="h100-sxm")
+    if "CudnnError" in run.stderr:
+        pytest.skip("this cuDNN plans for real cards only")
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("SIZES ")]
+    sizes = json.loads(line.removeprefix("SIZES "))
+    assert all(told == built for told, built in sizes)
+    assert any(told > 0 for told, _ in sizes), "no such plan among these: the test would not tell right from wrong"
 
 
 def test_without_cudnn_a_rule_stands_in_and_says_what_to_install(warm_runs: WarmRuns, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 /* The virtual GPU's rules at the level of CUDA calls, without torch. Run under valgrind or with the address
  * sanitizer (make native-test). Prints a line a rule; the exit code says whether all held. */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -45,6 +46,9 @@ void foretell_know(uintptr_t, size_t), foretell_forget(uintptr_t, size_t), foret
     foretell_publish(uintptr_t, size_t), foretell_real_copies(int);
 int foretell_is_known(uintptr_t, size_t), foretell_unimplemented_count(void);
 const char *foretell_unimplemented_name(int);
+int cudnnBackendCreateDescriptor(int, void **), cudnnBackendDestroyDescriptor(void *), cudnnBackendFinalize(void *),
+    cudnnBackendSetAttribute(void *, int, int, int64_t, const void *),
+    cudnnBackendGetAttribute(void *, int, int, int64_t, int64_t *, void *);
 
 static int num_failures;
 #define CHECK(condition) do { \
@@ -439,6 +443,42 @@ static void threads_and_forks_share_nothing_they_should_not(void) {
     CHECK(free_bytes() == before);
 }
 
+enum { CUDNN_CONFIG = 3, CUDNN_PLAN = 5, CUDNN_INT64 = 3, CUDNN_DESCRIPTOR = 15, CUDNN_CHAR = 24 };
+enum { CUDNN_PLAN_CONFIG = 401, CUDNN_PLAN_WORKSPACE = 402, CUDNN_PLAN_JSON = 405, CUDNN_ENGINE_INDEX = 1301 };
+
+static void *cudnn_plan(int64_t engine) {
+    void *config, *plan;
+    CHECK(cudnnBackendCreateDescriptor(CUDNN_CONFIG, &config) == 0);
+    CHECK(cudnnBackendSetAttribute(config, CUDNN_ENGINE_INDEX, CUDNN_INT64, 1, &engine) == 0);
+    CHECK(cudnnBackendCreateDescriptor(CUDNN_PLAN, &plan) == 0);
+    CHECK(cudnnBackendSetAttribute(plan, CUDNN_PLAN_CONFIG, CUDNN_DESCRIPTOR, 1, &config) == 0);
+    CHECK(cudnnBackendFinalize(plan) == 0 && cudnnBackendDestroyDescriptor(config) == 0);
+    return plan;
+}
+
+static int64_t cudnn_workspace(void *plan) {
+    int64_t count = 0, bytes = -1;
+    CHECK(cudnnBackendGetAttribute(plan, CUDNN_PLAN_WORKSPACE, CUDNN_INT64, 1, &count, &bytes) == 0 && count == 1);
+    return bytes;
+}
+
+static void a_plan_that_would_compile_its_kernel_is_built_only_if_its_workspace_is_not_known(void) {
+    void *fake = dlopen(FAKE_CUDNN, RTLD_NOW);
+    int *num_built = fake ? dlsym(fake, "num_built") : NULL;
+    CHECK(num_built);
+    if (!num_built) return;
+    void *compiled = cudnn_plan(0), *compiles = cudnn_plan(1), *tells_nothing = cudnn_plan(2);
+    CHECK(*num_built == 2);
+    CHECK(cudnn_workspace(compiled) == 8192 && cudnn_workspace(tells_nothing) == 8192);
+    CHECK(cudnn_workspace(compiles) == 4096 && *num_built == 2);
+    int64_t count, json; /* asked for anything else it is built after all */
+    CHECK(cudnnBackendGetAttribute(compiles, CUDNN_PLAN_JSON, CUDNN_CHAR, 8, &count, &json) == 0 && *num_built == 3);
+    CHECK(cudnn_workspace(compiles) == 8192);
+    cudnnBackendDestroyDescriptor(compiled);
+    cudnnBackendDestroyDescriptor(compiles);
+    cudnnBackendDestroyDescriptor(tells_nothing);
+}
+
 static void visible_devices_are_obeyed(void) {
     int count = 0, device = -1;
     CHECK(cudaGetDeviceCount(&count) == 0 && count == 2); /* CUDA_VISIBLE_DEVICES=3,1 */
@@ -481,6 +521,7 @@ int main(int count, char **arguments) {
     RULE(what_is_not_implemented_fails_with_its_name);
     RULE(a_host_without_memory_ends_the_process_and_says_so);
     RULE(threads_and_forks_share_nothing_they_should_not);
+    RULE(a_plan_that_would_compile_its_kernel_is_built_only_if_its_workspace_is_not_known);
     cuModuleUnload(module);
     printf("%d failures\n", num_failures);
     return num_failures != 0;

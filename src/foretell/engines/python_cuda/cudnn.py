@@ -29,17 +29,20 @@ _CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1
 _OPERATION = {"forward": 10, "weights": 11, "data": 12}
 # attribute types,
 _DATA_TYPE, _INT64, _FLOAT, _CONVOLUTION_MODE, _HEURISTICS_MODE, _NOTE, _DESCRIPTOR, _CHAR = 1, 3, 4, 7, 8, 11, 15, 24
+_BEHAVIOR_NOTE = 19
 # attributes,
 _COMPUTE_TYPE, _MODE, _DILATIONS, _STRIDES, _POST_PADDINGS, _PRE_PADDINGS, _NUM_DIMENSIONS = range(100, 107)
 _HEURISTICS_MODE_IS, _HEURISTICS_GRAPH, _HEURISTICS_RESULTS, _HEURISTICS_DEVICE = 200, 201, 202, 204
-_CONFIG_ENGINE, _PLAN_CONFIG, _PLAN_WORKSPACE, _PLAN_DEVICE, _GRAPH_OPERATIONS = 300, 401, 402, 407, 801
+_CONFIG_ENGINE, _CONFIG_WORKSPACE, _PLAN_CONFIG, _PLAN_WORKSPACE, _PLAN_DEVICE = 300, 303, 401, 402, 407
+_GRAPH_OPERATIONS = 801
 _TENSOR_ALIGNMENT, _TENSOR_TYPE, _TENSOR_SIZES, _TENSOR_STRIDES, _TENSOR_ID = 900, 901, 902, 903, 906
-_ENGINE_NOTES, _DEVICE_JSON = 1303, 2702
+_ENGINE_NOTES, _ENGINE_BEHAVIOR, _DEVICE_JSON = 1303, 1305, 2702
 _FIRST_OF_OPERATION = {"forward": 700, "data": 706, "weights": 712}
 """Alpha; then beta, the convolution, w, x and y."""
 # and values.
 _CROSS_CORRELATION = 1
-_TENSOR_CORES, _ROUNDED_INPUTS, _NOT_DETERMINISTIC, _NUM_NOTES = 0, 1, 4, 10
+_TENSOR_CORES, _ROUNDED_INPUTS, _NOT_DETERMINISTIC, _NUM_NOTES = 0, 1, 4, 16
+_RUNTIME_COMPILATION = 0
 _HEURISTICS_OF_TORCH = (0, 2)
 """Instant, then fallback."""
 
@@ -116,8 +119,9 @@ class Cudnn:
         graph = self._graph(layer)
         for mode in _HEURISTICS_OF_TORCH:
             for config in self._configs(graph, mode):
-                if not self._notes(config) & _forbidden(layer):
-                    size = self._workspace(config)
+                engine = self._engine(config)
+                if not engine.notes(_ENGINE_NOTES, _NOTE) & _forbidden(layer):
+                    size = self._workspace(config, engine)
                     if size is not None:
                         yield size
 
@@ -170,25 +174,27 @@ class Cudnn:
         configs = [_Descriptor(self, _CONFIG) for _ in range(heuristics.get(_HEURISTICS_RESULTS, _DESCRIPTOR, None))]
         return configs[: heuristics.get(_HEURISTICS_RESULTS, _DESCRIPTOR, _addresses(*configs))] if configs else []
 
-    def _notes(self, config: _Descriptor) -> set[int]:
-        """Numerical notes of the engine."""
+    def _engine(self, config: _Descriptor) -> _Descriptor:
         engine = _Descriptor(self, _ENGINE)
         config.get(_CONFIG_ENGINE, _DESCRIPTOR, _addresses(engine))
-        notes = (ctypes.c_int * _NUM_NOTES)()
-        return set(notes[: engine.get(_ENGINE_NOTES, _NOTE, notes)])
+        return engine
 
-    def _workspace(self, config: _Descriptor) -> int | None:
+    def _workspace(self, config: _Descriptor, engine: _Descriptor) -> int | None:
         """None if the plan the heuristics suggest cannot be built."""
-        plan = _Descriptor(self, _PLAN)
-        size = _numbers(0)
         try:
-            plan.set_descriptors(_PLAN_CONFIG, config)
-            plan.set_descriptors(_PLAN_DEVICE, self._device)
-            plan.finalize()
-            plan.get(_PLAN_WORKSPACE, _INT64, size)
+            if _RUNTIME_COMPILATION in engine.notes(_ENGINE_BEHAVIOR, _BEHAVIOR_NOTE):
+                # Building would compile the kernel; native/libraries/cudnn.c says how the two sizes compare.
+                return config.number(_CONFIG_WORKSPACE)
+            return self._plan(config).number(_PLAN_WORKSPACE)
         except CudnnError:
             return None
-        return int(size[0])
+
+    def _plan(self, config: _Descriptor) -> _Descriptor:
+        plan = _Descriptor(self, _PLAN)
+        plan.set_descriptors(_PLAN_CONFIG, config)
+        plan.set_descriptors(_PLAN_DEVICE, self._device)
+        plan.finalize()
+        return plan
 
 
 class _Descriptor:
@@ -215,6 +221,16 @@ class _Descriptor:
         room = 0 if values is None else len(values)
         _check(self._cudnn._get(self.address, attribute, kind, room, ctypes.byref(count), values))
         return count.value
+
+    def number(self, attribute: int) -> int:
+        value = _numbers(0)
+        self.get(attribute, _INT64, value)
+        return int(value[0])
+
+    def notes(self, attribute: int, kind: int) -> frozenset[int]:
+        """The properties of an engine: numerical ones, or of its behavior."""
+        notes = (ctypes.c_int * _NUM_NOTES)()
+        return frozenset(notes[: self.get(attribute, kind, notes)])
 
     def finalize(self) -> None:
         _check(self._cudnn._finalize(self.address))

@@ -14,15 +14,16 @@
 #include "cuda/device.h"
 
 enum { NOT_INITIALIZED = 1001, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 }; /* cudnnStatus_t of cuDNN 9 */
-enum { TYPE_HANDLE = 0, TYPE_DATA_TYPE = 1, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_CHAR = 24 };
+enum { TYPE_HANDLE = 0, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_BEHAVIOR_NOTE = 19, TYPE_CHAR = 24 };
+enum { RUNTIME_COMPILATION = 0 }; /* cudnnBackendBehaviorNote_t */
 enum { /* descriptor types */
     ENGINE = 2, ENGINE_CONFIG = 3, HEURISTICS = 4, PLAN = 5, DEVICE_PROPERTIES = 38,
 };
 enum { /* attributes: CUDNN_ATTR_... of cudnn_graph.h */
-    HEURISTICS_GRAPH = 201, HEURISTICS_RESULTS = 202, HEURISTICS_DEVICE = 204, CONFIG_ENGINE = 300, PLAN_CONFIG = 401,
-    PLAN_WORKSPACE = 402, PLAN_DEVICE = 407, GRAPH_OPERATIONS = 801, GRAPH_NUM_ENGINES = 802, TENSOR_TYPE = 901,
-    TENSOR_DIMENSIONS = 902, PACK_WORKSPACE = 1003, ENGINE_GRAPH = 1300, ENGINE_INDEX = 1301, ENGINE_DEVICE = 1307,
-    DEVICE_JSON = 2702,
+    HEURISTICS_GRAPH = 201, HEURISTICS_RESULTS = 202, HEURISTICS_DEVICE = 204, CONFIG_ENGINE = 300,
+    CONFIG_WORKSPACE = 303, PLAN_CONFIG = 401, PLAN_WORKSPACE = 402, PLAN_DEVICE = 407, GRAPH_OPERATIONS = 801,
+    GRAPH_NUM_ENGINES = 802, TENSOR_TYPE = 901, TENSOR_DIMENSIONS = 902, PACK_WORKSPACE = 1003, ENGINE_GRAPH = 1300,
+    ENGINE_INDEX = 1301, ENGINE_BEHAVIOR = 1305, ENGINE_DEVICE = 1307, DEVICE_JSON = 2702,
 };
 enum { /* attributes: CUDNN_ATTR_OPERATION_... of cudnn_graph.h */
     CONVOLUTION_FORWARD_W = 703, CONVOLUTION_FORWARD_X, CONVOLUTION_FORWARD_Y,
@@ -48,7 +49,14 @@ EXPORT int cudnnGetStream(Handle *handle, void **stream) { *stream = handle->str
 
 /* The operation is copied from descriptor to descriptor, graph, heuristics, configuration and plan, since callers
  * destroy one once the next has been made from it. */
-typedef struct { int type, choice; Shape shape; Operation operation; void *real, *workspace; } Descriptor;
+typedef struct {
+    int type, choice;
+    Shape shape;
+    Operation operation;
+    void *real, *workspace;
+    bool is_unbuilt; /* a plan that need not be built: its configuration has told workspace_bytes */
+    int64_t workspace_bytes;
+} Descriptor;
 
 static struct {
     int (*create)(int, void **), (*destroy)(void *), (*finalize)(void *);
@@ -154,6 +162,29 @@ static void remember(Descriptor *d, int attribute, int64_t count, const void *va
     }
 }
 
+/* Some engines compile their kernel when a plan is built, which takes up to a second, and cudnn.benchmark builds every
+ * plan: most of a minute for ResNet-50. Their configuration already tells the workspace, so such a plan is not built.
+ * The two sizes were the same for all that were compared: 600 plans of cuDNN 9.10 and 9.26 for seven cards; tests/
+ * test_cudnn_asked.py compares some. Building never failed. Engines that are compiled already build in microseconds. */
+static bool compiles_its_kernel(void *config) {
+    enum { ROOM = 16 };
+    int notes[ROOM];
+    int64_t count = 0;
+    void *engine;
+    bool does = false;
+    if (INSIDE(real.create(ENGINE, &engine))) return false;
+    if (!INSIDE(real.get(config, CONFIG_ENGINE, TYPE_DESCRIPTOR, 1, &count, &engine)) &&
+        !INSIDE(real.get(engine, ENGINE_BEHAVIOR, TYPE_BEHAVIOR_NOTE, ROOM, &count, notes)))
+        for (int64_t i = 0; i < count && i < ROOM; i++) does |= notes[i] == RUNTIME_COMPILATION;
+    INSIDE(real.destroy(engine));
+    return does;
+}
+
+static bool tells_workspace(void *config, int64_t *bytes) {
+    int64_t count = 0;
+    return !INSIDE(real.get(config, CONFIG_WORKSPACE, TYPE_INT64, 1, &count, bytes)) && count == 1;
+}
+
 EXPORT int cudnnBackendSetAttribute(void *descriptor, int attribute, int type, int64_t count, const void *values) {
     if (is_inside) return real.set(descriptor, attribute, type, count, values);
     Descriptor *d = descriptor;
@@ -165,6 +196,8 @@ EXPORT int cudnnBackendSetAttribute(void *descriptor, int attribute, int type, i
     void **behind = allocate(sizeof *behind * (size_t)(count > 0 ? count : 1));
     for (int64_t i = 0; i < count; i++) behind[i] = given[i] ? given[i]->real : NULL;
     int status = INSIDE(real.set(d->real, attribute, type, count, behind));
+    if (attribute == PLAN_CONFIG && count == 1 && !status)
+        d->is_unbuilt = compiles_its_kernel(behind[0]) && tells_workspace(behind[0], &d->workspace_bytes);
     free(behind);
     return status;
 }
@@ -177,6 +210,7 @@ EXPORT int cudnnBackendFinalize(void *descriptor) {
         : d->type == ENGINE ? ENGINE_DEVICE : 0;
     int status = attribute ? INSIDE(real.set(d->real, attribute, TYPE_DESCRIPTOR, 1, &real.device)) : 0;
     if (status) return status;
+    if (d->is_unbuilt) return 0;
     return INSIDE(real.finalize(d->real));
 }
 
@@ -224,6 +258,12 @@ EXPORT int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, i
     if (is_inside) return real.get(descriptor, attribute, type, room, count, values);
     Descriptor *d = descriptor;
     if (!d->real) return get_ruled(d, attribute, room, count, values);
+    if (d->is_unbuilt && attribute == PLAN_WORKSPACE) return answer(d->workspace_bytes, count, values);
+    if (d->is_unbuilt) { /* whatever else the caller wants to know of it */
+        d->is_unbuilt = false;
+        int status = INSIDE(real.finalize(d->real));
+        if (status) return status;
+    }
     if (type != TYPE_DESCRIPTOR || !values || room <= 0)
         return INSIDE(real.get(d->real, attribute, type, room, count, values));
     Descriptor **given = values;
