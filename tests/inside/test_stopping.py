@@ -261,3 +261,46 @@ def test_backward_passes_before_the_first_optimizer_do_not_end_the_run(capture: 
     captured = capture(RANGE.replace("optimizer =", attempts)).check()
     assert captured.said == ["finally 3"]
     assert captured.one("end")["steps"] == 5 + 4
+
+
+SAMPLING = """
+    import sys, time, torch
+    speed, before = float(sys.argv[1]), sys.argv[2] == "before"
+    began, clock = time.monotonic(), time.monotonic
+    time.monotonic = lambda: began + speed * (clock() - began)
+    model = torch.nn.Linear(64, 64).cuda()
+    @torch.no_grad()
+    def sample():
+        x = torch.zeros(8, 64, device="cuda")
+        for number in range(300):
+            x = model(x)
+        print("sampled", number + 1)
+    if before:
+        sample()
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch in torch.utils.data.DataLoader(torch.zeros(800, 64), 8):
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if not before:
+        sample()
+"""
+SLOW, FAST = "1000000", "0"
+
+
+def test_a_long_loop_without_gradients_after_the_training_ends_the_run(capture: Run) -> None:
+    captured = capture(SAMPLING, SLOW, "after").check()
+    assert captured.said == []
+    assert [line["what"] for line in captured.lines("ended_early")] == [
+        "training loop over a DataLoader, after 4 of 100 batches",
+        "a loop without gradients, after 100 passes with the same peak",
+    ]
+
+
+@pytest.mark.parametrize(("clock", "when"), [(SLOW, "before"), (FAST, "after")])
+def test_a_loop_without_gradients_before_the_training_or_of_few_seconds_runs_to_its_end(
+    capture: Run, clock: str, when: str
+) -> None:
+    captured = capture(SAMPLING, clock, when).check()
+    assert captured.said == ["sampled 300"]
+    assert len(captured.lines("ended_early")) == 1

@@ -66,6 +66,8 @@ class Loaders:
         self._uses: weakref.WeakKeyDictionary[Any, LoaderUse] = weakref.WeakKeyDictionary()
         self.num_started = 0
         """Passes over a DataLoader started so far."""
+        self.num_batches = 0
+        """Batches requested so far."""
         self.num_ended_training = 0
 
     def install(self, torch: Any) -> None:
@@ -92,6 +94,7 @@ class Loaders:
     def _ends(self, iterator: Any, caller: FrameType) -> bool:
         use = self._use_of(iterator)
         use.note_request()
+        self.num_batches += 1
         self._phases.look_for_forward()
         is_training = use.must_end
         is_at_its_end = use.num_batches == use.length

@@ -5,6 +5,11 @@ an optimizer may still come (a script may first try which batch fits). First the
 the DataLoader loop that feeds the training is ended, so that the code after the training runs too. If there is neither
 (a loop over a range), if the script trains on in the next epoch, or if the request had no effect, the optimizer's post-
 hook raises a SystemExit with code 0: it passes `except Exception`, and `finally` blocks and exit handlers run.
+
+Sampling after the training (a thousand denoising steps in a plain loop) ends the same way: once the training has been
+asked to end, a hundred passes without gradients, for PATIENCE_SECONDS, that neither raise the peak nor hold more than
+those before them. What follows the loop is lost then, so a shorter one runs to its end. Sampling before the training
+has to run to its end; its memory history is small (watch/repetitions.py).
 """
 
 from __future__ import annotations
@@ -12,8 +17,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
+from dataclasses import dataclass
 
-from ..capture import Capture
+from ..capture import Capture, in_main_thread
 from ..watch.peaks import Peaks
 from .loaders import Loaders
 from .trainers import Trainers
@@ -24,6 +31,21 @@ STEPS_TO_SPARE = 1
 """accelerate and prefetchers fetch one batch ahead, so one more step may follow the end of the loader."""
 MOST_REFUSALS = 5
 """A bare `except:` can catch the exception; after this many the process ends without unwinding."""
+
+
+ENOUGH_PASSES = 100
+PATIENCE_SECONDS = 10.0
+
+
+@dataclass
+class _Sampling:
+    """Passes without gradients that neither raise the peak nor hold more than those before them."""
+
+    since: float
+    num_batches: int
+    peaks: tuple[tuple[int, int], ...]
+    most_held: int
+    num_passes: int = 0
 
 
 class EnoughSteps(SystemExit):
@@ -43,9 +65,12 @@ class Stopping:
         self._asked_at: int | None = None
         self._num_started_when_asked = 0
         self._num_refusals = 0
+        self._sampling: _Sampling | None = None
 
     def install(self) -> None:
         self._capture.last_after_step = self._after_step
+        if self._capture.options.steps == "auto":
+            self._capture.before_evaluation.append(self._before_evaluation)
 
     def _after_step(self) -> None:
         if self._asked_at is None:
@@ -56,6 +81,18 @@ class Stopping:
                     self._exit("the training loop")
         elif self._is_overdue(self._asked_at):
             self._exit("training that continued after its first loop was stopped")
+
+    def _before_evaluation(self) -> None:
+        if self._asked_at is None or not in_main_thread():
+            return
+        peaks, held, num_batches = self._peaks.summary(), self._peaks.allocated_now(), self._loaders.num_batches
+        sampling = self._sampling
+        is_same = sampling is not None and (sampling.peaks, sampling.num_batches) == (peaks, num_batches)
+        if sampling is None or not is_same or held > sampling.most_held:
+            sampling = self._sampling = _Sampling(time.monotonic(), num_batches, peaks, held)
+        sampling.num_passes += 1
+        if sampling.num_passes >= ENOUGH_PASSES and time.monotonic() - sampling.since > PATIENCE_SECONDS:
+            self._exit(f"a loop without gradients, after {sampling.num_passes} passes with the same peak")
 
     def _has_seen_enough(self) -> bool:
         wanted = self._capture.options.steps
