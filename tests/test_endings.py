@@ -40,6 +40,19 @@ def test_a_script_that_trains_on_the_cpu_put_nothing_on_the_gpu(run: Any) -> Non
     assert "trained on the CPU" in done.stderr
 
 
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+"""
+
+
+def test_a_limit_of_address_space_is_not_the_memory_of_the_card(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LIMITED + TRAINING.format(device="cuda"))
+    done = warm_runs.run(tmp_path / "train.py", cwd=tmp_path)
+    assert done.code == 2, done.tail()
+    assert "ulimit -v unlimited" in done.stderr
+
+
 # --- out of memory, caught --------------------------------------------------------------------------------------------
 
 SMALL = {"gpu": "512MiB,sm86", "context_bytes": 160 << 20}

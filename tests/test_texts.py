@@ -34,7 +34,7 @@ from foretell.engines.imported import explain
 from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
-from foretell.protocol.native_log import CONVOLUTION, ENTRIES, SPARSE, WORKSPACE_SOURCES
+from foretell.protocol.native_log import CONVOLUTION, ENTRIES, NO_ADDRESS_SPACE, SPARSE, WORKSPACE_SOURCES
 from foretell.records import Advice, EndedBy, Estimate, Need, OutsidePeak, StepPeak
 from foretell.report import advice_text, text
 from foretell.runs import command as commands
@@ -324,6 +324,7 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
         "training on the CPU until a timeout": new().torch().journal("step", 6, index=0).trace(is_timed_out=True),
         "no GPU": new().journal("process").journal("torch", version="2.15.0", cuda="13.2", cudnn=92600).trace(),
         "an unsupported function": missing.trace(exit_status=1),
+        "a limit of the host": trained().call(NO_ADDRESS_SPACE, "-", requested_bytes=11 * GIB).trace(exit_status=1),
         "refused in the child": new().journal("unsupported", what="two ranks", hint="Run one").trace(exit_status=2),
     }
     lines = []

@@ -13,7 +13,15 @@ from foretell.analysis.verdict import estimate_of
 from foretell.api import Run
 from foretell.cli.show import exit_code
 from foretell.errors import NothingOnGpuError, ScriptError, UnsupportedError
-from foretell.protocol.native_log import ALLOCATION, CONVOLUTION, ENTRIES, FREE, SPARSE, WORKSPACE_SOURCES
+from foretell.protocol.native_log import (
+    ALLOCATION,
+    CONVOLUTION,
+    ENTRIES,
+    FREE,
+    NO_ADDRESS_SPACE,
+    SPARSE,
+    WORKSPACE_SOURCES,
+)
 from foretell.records import EndedBy, LibraryBytes
 from foretell.trace import from_capture
 from foretell.units import MIB
@@ -226,6 +234,13 @@ def test_a_script_that_trained_on_the_cpu_put_nothing_on_the_gpu(tmp_path: Path,
 def test_a_script_that_failed_on_the_cpu_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(ScriptError, match="ValueError"):
         estimate_of(raised(trained_on_the_cpu(tmp_path)).trace(exit_status=1))
+
+
+def test_a_limit_of_the_host_is_not_the_memory_of_the_card(tmp_path: Path) -> None:
+    folder = uncaught_oom(oom(training_run(tmp_path), 11)).call(NO_ADDRESS_SPACE, "-", requested_bytes=11 << 30)
+    folder.call(NO_ADDRESS_SPACE, "-", requested_bytes=11 << 30)
+    with pytest.raises(UnsupportedError, match=r"limits address space.*11\.00 GiB.*`ulimit -v unlimited`"):
+        estimate_of(folder.trace(exit_status=1))
 
 
 def test_what_the_child_refused_is_said_with_its_hint(tmp_path: Path) -> None:

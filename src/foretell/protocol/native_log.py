@@ -156,8 +156,13 @@ GRAPH_LAUNCH = _kind(
     16, "graph_launch", "function", "a captured graph was launched",
     "num_nodes", "", "", "", "", "device", is_call=True,
 )  # fmt: skip
+NO_ADDRESS_SPACE = _kind(
+    17, "no_address_space", "-", "the host limits address space, so memory was refused: foretell exits with 2",
+    "requested_bytes",
+)  # fmt: skip
 
 KINDS = (
     ALLOCATION, FREE, LAUNCH, LIBRARY_CALL, UNIMPLEMENTED, UNKNOWN_READ, OUT_OF_MEMORY, STATIC_RUNTIME, WORKSPACE,
     CONVOLUTION, MATRIX_PRODUCT, COLLECTIVE, RECURRENT, SPARSE, LIBRARY_LOADED, GRAPH_LAUNCH,
+    NO_ADDRESS_SPACE,
 )  # fmt: skip

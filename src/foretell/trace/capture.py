@@ -38,6 +38,7 @@ from foretell.trace.records import (
     Trace,
     Unsupported,
 )
+from foretell.units import format_bytes
 
 _Calls = TypeVar("_Calls", Convolutions, MatrixProducts, Collectives, RecurrentNets, SparseResults)
 
@@ -92,6 +93,8 @@ class _Native:
     sparse: SparseResults = field(default_factory=SparseResults)
     unimplemented: tuple[str, ...] = ()
     static_runtimes: tuple[str, ...] = ()
+    refused_addresses: tuple[int, ...] = ()
+    """Bytes for which the host had no address space."""
     num_unknown_reads: int = 0
     workspaces: tuple[tuple[int, int, int, int], ...] = ()
     """Workspaces passed to a library: time_us, address, bytes, device."""
@@ -169,6 +172,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
         sparse=calls(native_log.SPARSE, SparseResults),
         unimplemented=tuple(names[i] for i in compress(name, rows(native_log.UNIMPLEMENTED)) if i < len(names)),
         static_runtimes=tuple(names[i] for i in compress(name, rows(native_log.STATIC_RUNTIME)) if i < len(names)),
+        refused_addresses=tuple(compress(column[1], rows(native_log.NO_ADDRESS_SPACE))),
         num_unknown_reads=sum(rows(native_log.UNKNOWN_READ)),
         workspaces=tuple(compress(zip(*column[:4], strict=True), rows(native_log.WORKSPACE))),
     )
@@ -237,7 +241,7 @@ def _assemble(
             Counted(what=what, where=where, count=count) for (what, where), count in told.unknown_reads.most_common()
         ),
         unimplemented=_missing_functions(told.unimplemented, native.values()),
-        unsupported=(*told.unsupported, *_static_runtimes(native.values())),
+        unsupported=(*told.unsupported, *_static_runtimes(native.values()), *_refused_addresses(native.values())),
         redirected_writes=tuple(told.redirected_writes),
         not_sent=tuple(told.not_sent),
         ended_early=tuple(told.ended_early),
@@ -299,6 +303,19 @@ def _static_runtimes(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
             hint=f"The file is {file}. Build it with the shared runtime (nvcc --cudart shared), or open an issue",
         )
         for file in files
+    )
+
+
+def _refused_addresses(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
+    """One for all: the process may have asked again and again."""
+    most = max((size for each in native for size in each.refused_addresses), default=None)
+    if most is None:
+        return ()
+    return (
+        Unsupported(
+            what=f"this machine limits address space, and the virtual GPU needs {format_bytes(most)} more of it",
+            hint="Raise the limit (`ulimit -v unlimited`, or that of the batch system), or use --engine cpu",
+        ),
     )
 
 

@@ -102,7 +102,8 @@ void log_event(enum LogKind kind, const char *name, const int64_t words[6]) {
     *record = (Record){(uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000, kind, number_of(name), {0}};
     memcpy(record->words, words, sizeof record->words);
     /* What explains a death is written at once. */
-    bool is_urgent = kind == LOG_UNIMPLEMENTED || kind == LOG_OUT_OF_MEMORY || kind == LOG_STATIC_RUNTIME;
+    bool is_urgent = kind == LOG_UNIMPLEMENTED || kind == LOG_OUT_OF_MEMORY || kind == LOG_STATIC_RUNTIME ||
+                     kind == LOG_NO_ADDRESS_SPACE;
     if (num_buffered == BUFFERED || is_urgent) flush_locked();
     pthread_mutex_unlock(&log_mutex);
 }

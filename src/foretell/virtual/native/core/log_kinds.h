@@ -22,6 +22,7 @@ enum LogKind {
     LOG_SPARSE = 14,
     LOG_LIBRARY_LOADED = 15,
     LOG_GRAPH_LAUNCH = 16,
+    LOG_NO_ADDRESS_SPACE = 17,
 };
 
 void log_event(enum LogKind kind, const char *name, const int64_t words[6]);
@@ -151,6 +152,13 @@ typedef struct { int64_t num_nodes, device; } GraphLaunchRecord;
 static inline void log_graph_launch(const char *name, GraphLaunchRecord r) {
     const int64_t words[6] = {r.num_nodes, 0, 0, 0, 0, r.device};
     log_event(LOG_GRAPH_LAUNCH, name, words);
+}
+
+/* The host limits address space, so memory was refused: foretell exits with 2. */
+typedef struct { int64_t requested_bytes; } NoAddressSpaceRecord;
+static inline void log_no_address_space(const char *name, NoAddressSpaceRecord r) {
+    const int64_t words[6] = {r.requested_bytes, 0, 0, 0, 0, 0};
+    log_event(LOG_NO_ADDRESS_SPACE, name, words);
 }
 
 #endif

@@ -2,7 +2,6 @@
  * address exist only where a real copy has put something. */
 #include "memory/ranges.h"
 #include <pthread.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -41,14 +40,14 @@ static bool map_arena(size_t bytes, bool is_shared, bool lazy) {
     return true;
 }
 
-/* Address space costs nothing; a little of it is tried where the host limits it (ulimit -v). */
+/* Address space costs nothing; less of it is tried where the host limits it (ulimit -v). Expandable segments reserve
+ * more than the card for each stream. */
 static bool reserve_arena(void) {
-    size_t bytes = ROUND_UP(card()->arena ? (size_t)card()->arena : (size_t)4 << 40, GRANULARITY);
+    size_t many = 16 * (size_t)card()->total, usual = (size_t)4 << 40;
+    size_t bytes = ROUND_UP(card()->arena ? (size_t)card()->arena : many > usual ? many : usual, GRANULARITY);
     for (; bytes >= (size_t)card()->total; bytes = ROUND_UP(bytes / 2, GRANULARITY))
         if (map_arena(bytes, true, false) || map_arena(bytes, false, false) || map_arena(bytes, false, true))
             return true;
-    fprintf(stderr, "foretell: cannot reserve %lld bytes of address space for the virtual GPU's memory; "
-                    "raise 'ulimit -v'\n", (long long)card()->total);
     return false;
 }
 
@@ -68,8 +67,13 @@ static uintptr_t end_before(size_t index) {
 }
 
 /* Lowest address first: PyTorch's pools order equal blocks by address, and a real driver's addresses ascend. */
+static void *no_addresses(size_t bytes) {
+    log_no_address_space("-", (NoAddressSpaceRecord){.requested_bytes = (int64_t)bytes});
+    return NULL;
+}
+
 void *take_addresses_locked(size_t bytes, size_t alignment, int device, enum Use use, size_t charged) {
-    if (!arena.start && !reserve_arena()) return NULL;
+    if (!arena.start && !reserve_arena()) return no_addresses((size_t)card()->total);
     uintptr_t at = end_before(lowest_gap_index);
     size_t i = lowest_gap_index;
     for (;; i++) {
@@ -77,7 +81,7 @@ void *take_addresses_locked(size_t bytes, size_t alignment, int device, enum Use
         if (i == taken.count || at + bytes <= taken.items[i].start) break;
         at = taken.items[i].start + taken.items[i].bytes;
     }
-    if (at + bytes > arena.start + arena.bytes) return NULL;
+    if (bytes > arena.bytes || at + bytes > arena.start + arena.bytes) return no_addresses(bytes);
     add_range(&taken, (Range){at, bytes, device, use, charged});
     while (lowest_gap_index < taken.count && taken.items[lowest_gap_index].start == end_before(lowest_gap_index))
         lowest_gap_index++;
