@@ -8,6 +8,7 @@ from pathlib import Path
 
 from foretell import disk
 from foretell.errors import ScriptError, TraceError, UnsupportedError
+from foretell.masking import mask_command
 from foretell.plain import from_plain
 from foretell.records import EndedBy, Estimate, StepPeak
 from foretell.report.holders import LISTED, blocks_at_peak, by_category, by_module
@@ -197,7 +198,7 @@ def _of_document(document: _Document, path: Path) -> Summary:
         gpu=document.gpu.name,
         torch=document.torch,
         cuda=document.cuda,
-        command=document.command,
+        command=mask_command(document.command),
         peaks={name: size for name, size in sizes.items() if size is not None},
         steps=document.steps,
         oom_step=document.oom.step if document.oom else None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 
 from foretell.allocator import AllocatorSettings
+from foretell.masking import mask, mask_command
 from foretell.protocol import marks
 from foretell.protocol.history import ACTIONS
 from foretell.protocol.native_log import WORKSPACE_SOURCES
@@ -304,6 +305,9 @@ class Unsupported:
     hint: str
 
 
+_TEXTS = ("redirected_writes", "not_sent", "ended_early", "caveats")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """The complete record of one run."""
@@ -383,6 +387,18 @@ class Trace:
     """As in `Estimate`: found out by another run."""
     own_folders: tuple[str, ...] = ()
     """Folders of the foretell code that ran in it."""
+
+    def __post_init__(self) -> None:
+        """A trace is sent around, with all that is made of it: it has no secrets, whoever makes it."""
+        masked = {
+            "command": mask_command(self.command),
+            "ooms": tuple(replace(each, oom=replace(each.oom, message=mask(each.oom.message))) for each in self.ooms),
+            "exception": self.exception and replace(self.exception, message=mask(self.exception.message)),
+            "unsupported": tuple(Unsupported(what=mask(each.what), hint=mask(each.hint)) for each in self.unsupported),
+            **{name: tuple(map(mask, getattr(self, name))) for name in _TEXTS},
+        }
+        for name, value in masked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def busiest_device(self) -> int:
