@@ -141,6 +141,19 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def processes_with(word: str) -> list[str]:
+    """Command lines of the live processes that have the word in theirs."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if word in words and int(folder.name) != os.getpid() and is_alive(int(folder.name)):
+            found.append(words)
+    return found
+
+
 def the_record(output: str) -> str:
     """What tests/zoo/recorder.py wrote into the output of a workload."""
     return "\n".join(line.removeprefix("RECORD ") for line in output.splitlines() if line.startswith("RECORD "))

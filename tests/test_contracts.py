@@ -101,9 +101,9 @@ def test_options_have_the_same_defaults_on_both_sides() -> None:
 
 
 def test_options_reach_the_watched_process_as_they_were_given() -> None:
-    given = CaptureOptions(steps=5, overlay=False, assume="high", alternatives=("drop-last",))
+    given = CaptureOptions(steps=5, isolation="none", assume="high", alternatives=("drop-last",))
     received = Options(json.loads(options.encode("/tmp/x", given)))
-    assert (received.directory, received.steps, received.overlay) == ("/tmp/x", 5, False)
+    assert (received.directory, received.steps, received.isolation) == ("/tmp/x", 5, "none")
     assert (received.assume, received.alternatives, received.guards) == ("high", ["drop-last"], True)
 
 

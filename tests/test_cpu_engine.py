@@ -357,7 +357,7 @@ def test_a_card_makes_the_allocations_the_self_test_expects(gpu: str, warm_runs:
 def test_a_torch_that_fails_the_self_test_is_refused(tmp_path: Path) -> None:
     """The hooks are loaded as the bootstrap loads them, with one number of the self-test changed."""
     package = ROOT / "src" / "foretell"
-    capture = {"directory": str(tmp_path), "engine": "cpu", "overlay": False}
+    capture = {"directory": str(tmp_path), "engine": "cpu", "isolation": "none"}
     script = f"""
 import sys
 from types import ModuleType

@@ -215,7 +215,7 @@ def test_a_job_runs_in_its_folder_with_its_environment(words: list[str], tmp_pat
         gpu=gpus.find("rtx-3060"),
         cwd=tmp_path,
         environment=changes({"OF_THE_JOB": "5", "HOME": None}),
-        options=CaptureOptions(overlay=False),
+        options=CaptureOptions(isolation="none"),
     )
     with Warm() as warm:
         for each in (None, warm):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import is_alive
+from conftest import is_alive, processes_with
 from foretell import gpus
 from foretell.errors import UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, CaptureResult, Job
@@ -87,19 +87,19 @@ def test_a_script_that_hangs_is_ended_at_its_time_limit(tmp_path: Path, monkeypa
     assert result.exit_status in (-signal.SIGTERM, -signal.SIGKILL)
 
 
-def test_nothing_a_script_started_is_left_running(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["auto", "none"])
+def test_nothing_a_script_started_is_left_running(tmp_path: Path, isolation: str) -> None:
     """A child that ignores being asked, and one that has left for a session of its own."""
     code = f"""
 import subprocess, sys
 deaf = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(1, b'.'); signal.pause()"
 for i, session in enumerate((False, True)):
-    child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=session, stdout=subprocess.PIPE)
+    words = [sys.executable, "-c", deaf, {str(tmp_path)!r}]
+    child = subprocess.Popen(words, start_new_session=session, stdout=subprocess.PIPE)
     child.stdout.read(1)
-    open({str(tmp_path)!r} + f"/pid{{i}}", "w").write(str(child.pid))
 """
-    assert start(code, tmp_path).exit_status == 0
-    pids = [int((tmp_path / f"pid{i}").read_text()) for i in range(2)]
-    assert [is_alive(pid) for pid in pids] == [False, False]
+    assert start(code, tmp_path, isolation=isolation).exit_status == 0
+    assert processes_with(str(tmp_path)) == []
 
 
 def test_an_interrupt_reaches_the_script_and_then_us(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ try:
 except KeyboardInterrupt:
     open({str(tmp_path)!r} + "/interrupted", "w")
 """
-    assert start(code, tmp_path).is_interrupted
+    assert start(code, tmp_path, isolation="none").is_interrupted
     assert (tmp_path / "interrupted").exists()
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
@@ -191,7 +191,7 @@ def test_what_is_compiled_for_the_virtual_gpu_stays_away_from_the_users_caches(
     names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     code = f"import os; print(*(os.environ[name] for name in {names}), file=open('said', 'w'))"
     monkeypatch.chdir(tmp_path)
-    assert start(code, make_directory(tmp_path / "capture"), overlay=False).exit_status == 0
+    assert start(code, make_directory(tmp_path / "capture"), isolation="none").exit_status == 0
     ours = tmp_path / "cache" / "foretell" / "compiled"
     assert (tmp_path / "said").read_text().split() == [str(ours / "triton"), str(ours / "inductor")]
 
@@ -203,5 +203,5 @@ def test_without_a_home_that_can_be_written_compiled_code_stays_in_the_capture(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.chdir(tmp_path)
     code = "import os; print(os.environ['TRITON_CACHE_DIR'], file=open('said', 'w'))"
-    assert start(code, make_directory(tmp_path / "capture"), overlay=False).exit_status == 0
+    assert start(code, make_directory(tmp_path / "capture"), isolation="none").exit_status == 0
     assert (tmp_path / "said").read_text().strip() == str(tmp_path / "capture" / "compiled" / "triton")

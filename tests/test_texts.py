@@ -35,7 +35,7 @@ from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, NO_ADDRESS_SPACE, SPARSE, WORKSPACE_SOURCES
-from foretell.records import Advice, EndedBy, Estimate, Need, OutsidePeak, StepPeak
+from foretell.records import Advice, EndedBy, Estimate, Isolation, Need, OutsidePeak, StepPeak
 from foretell.report import advice_text, text
 from foretell.runs import command as commands
 from foretell.runs.command import TorchInstall, refuse_platform, refuse_torch
@@ -120,6 +120,9 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
     yield "fits-context-given", replace(fits, is_context_given=True, library_names=(), caveats=()), WIDTH
     failed = EndedBy(kind="script", message="the script itself failed at train.py:3: ValueError: bad")
     yield "incomplete", replace(fits, ended_by=failed), WIDTH
+    refused = Isolation(mode="python", reason="cannot create a user namespace: Operation not permitted")
+    yield "isolated-in-python", replace(fits, isolation=refused, redirected_writes=("a",)), WIDTH
+    yield "not-isolated", replace(fits, isolation=Isolation(mode="none")), WIDTH
     ran_out = estimate_for(transformer(), gpu="rtx-3060", is_out_of_memory=True)
     need = Need(
         device_bytes=17 * GIB, reserved_bytes=16 * GIB, request_bytes=18 * GIB, smallest_gpus=("rtx-3090", "rtx-4090")
@@ -138,6 +141,7 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
         replace(
             whole, leaks=LEAKS, steps=steps, outside_steps=(evaluation,), peak_step=None,
             redirected_writes=("a", "b"), not_sent=("wandb",),
+            isolation=Isolation(mode="kernel", read_only=("/mnt/usb",)),
             ended_early=("the dataloader was stopped after 3 steps",),
             seconds={"total": 14.2, "script": 12.9, "import_torch": 2.5},
         ),
@@ -458,7 +462,7 @@ def test_diff(golden: Any) -> None:
 def test_doctor(golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """What it looks at is made up, so that it says the same on every machine."""
     captured = training_run(tmp_path)
-    trace = {"now": captured.trace()}
+    trace = {"now": replace(captured.trace(), isolation=Isolation(mode="kernel"))}
 
     def run(job: Any) -> Run:
         return Run(job=job, trace=trace["now"])
@@ -488,7 +492,9 @@ def test_doctor(golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         shown.append(f"--- {title}\n" + re.sub(r"\d+\.\d s", "1.2 s", capsys.readouterr().out))
 
     examined("all is well", 0)
-    trace["now"] = captured.call(*RULED, workspace_source=BY_RULE).trace()
+    refused = Isolation(mode="python", reason="cannot create a user namespace: Operation not permitted")
+    trace["now"] = replace(captured.call(*RULED, workspace_source=BY_RULE).trace(), isolation=refused)
+    monkeypatch.setattr(doctor, "remedy", lambda: "Ask the administrator for `sysctl user.max_user_namespaces=10000`.")
     monkeypatch.setattr(doctor, "dynamic_symbols", lambda path: (set(), {"cudaMalloc"}))
     examined("warnings", 0)
     monkeypatch.setattr(doctor.api, "run", failing)
@@ -499,6 +505,7 @@ def test_doctor(golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     examined("not built, no compiler", 2)
     monkeypatch.setattr(doctor, "find_torch", lambda python: replace(installed, cuda=None, version="2.13.0+cpu"))
     monkeypatch.setattr(doctor.api, "run", run)
+    trace["now"] = replace(trace["now"], isolation=Isolation(mode="kernel", is_in_memory=True, read_only=("/mnt/usb",)))
     examined("torch without CUDA", 0)
     monkeypatch.setattr(doctor, "find_torch", lambda python: None)
     examined("no torch", 2)

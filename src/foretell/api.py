@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from foretell.rules.capacity import smallest_that_fit
 from foretell.runs import Progress, Warm, launch, pickled
 from foretell.runs.calls import name_of
 from foretell.runs.environment import make_directory
+from foretell.runs.scratch import scratch_folder
 from foretell.trace import Trace
 from foretell.units import format_bytes, parse_bytes
 
@@ -161,17 +161,9 @@ def _need_of(first: Run, on_progress: Callable[[Progress], None] | None) -> tupl
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary capture folder; files that cannot be removed are ignored."""
-    try:
-        path = Path(tempfile.mkdtemp(prefix="foretell-"))
-    except OSError as error:
-        raise UnsupportedError(
-            f"cannot create a capture folder: {error.strerror}. Set TMPDIR to a folder with free space."
-        ) from None
-    try:
+    """A temporary capture folder."""
+    with scratch_folder() as path:
         yield make_directory(path)
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def estimate(

@@ -12,13 +12,16 @@ from typing import Literal
 
 from foretell.errors import UsageError
 from foretell.plain import from_plain, parse_json, to_plain
-from foretell.records import Engine, Gpu, LibraryBytes, Profile
+from foretell.records import Engine, Gpu, Isolation, IsolationMode, LibraryBytes, Profile
 
 SCHEMA = "foretell.job/1"
 Steps = Literal["auto", "all"] | int
 Events = Literal["late", "early"]
 Assumption = Literal["low", "typical", "high"]
 _LONGEST_SECONDS = 1e8
+
+
+_NOT_ISOLATED = Isolation(mode="none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +31,13 @@ class CaptureOptions:
     steps: Steps = "auto"
     skip_init: bool = True
     """Skip weight initialization where that cannot change the behaviour of the script."""
-    overlay: bool = True
-    """Redirect the files the script writes to a scratch folder."""
+    isolation: IsolationMode | Literal["auto"] = "auto"
+    """What keeps the script from changing files and sending data: the kernel, replaced functions of Python, or nothing.
+    `auto`: the kernel where it can be had, else Python."""
+    keep_writes: bool = False
+    """Leave the files the script writes in `overlay/` of the capture folder."""
     offline: bool = True
-    """Keep trackers and hubs offline."""
+    """No network but loopback. Trackers and uploads never send."""
     history: bool = True
     attribution: bool = True
     """Attribute memory to modules, parameters, gradients and optimizer state."""
@@ -178,3 +184,4 @@ class CaptureResult:
     is_interrupted: bool = False
     """By Ctrl-C, SIGTERM or SIGHUP to foretell."""
     seconds: float
+    isolation: Isolation = _NOT_ISOLATED

@@ -12,6 +12,7 @@ from .units import format_bytes
 Phase = Literal["forward", "backward", "optimizer", "evaluation", "other"]
 Verdict = Literal["fits", "oom"]
 Engine = Literal["virtual", "cpu"]
+IsolationMode = Literal["kernel", "python", "none"]
 Category = Literal[
     "parameter", "buffer", "gradient", "optimizer_state", "activation", "input", "temporary", "workspace"
 ]
@@ -394,6 +395,20 @@ class Advice:
     """On the job's card, with the change."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """What kept a run from changing files and from sending data (docs/isolation.md)."""
+
+    mode: IsolationMode
+    reason: str | None = None
+    """Why it is not the kernel's, although that was wanted."""
+    is_online: bool = False
+    read_only: tuple[str, ...] = ()
+    """Folders that the script could not write to, because no layer could cover them."""
+    is_in_memory: bool = False
+    """The layers took memory, because the scratch folder cannot hold them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Estimate:
     """The result: how much memory the job needs on that card, and how certain that is."""
@@ -434,6 +449,8 @@ class Estimate:
     """Why `need` could not be found out."""
     ended_by: EndedBy | None = None
     """What ended the run before its time: the numbers are those up to then. None: the run is complete."""
+    isolation: Isolation | None = None
+    """None: the job did not run here, or its trace is older."""
 
     @property
     def complete(self) -> bool:

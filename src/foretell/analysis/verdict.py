@@ -70,6 +70,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         caveats=(*caveats_of(trace, peak, oom), *step_caveats, *attribution_caveats),
         redirected_writes=trace.redirected_writes,
         not_sent=trace.not_sent,
+        isolation=trace.isolation,
         seconds=trace.seconds,
         command=trace.command,
         ended_early=trace.ended_early,

@@ -17,8 +17,10 @@ from foretell.analysis.caveats import format_cudnn, why_no_cudnn_is_asked
 from foretell.cli.terminal import console, ignore_broken_pipe
 from foretell.errors import ForetellError, UnsupportedError
 from foretell.jobs import CaptureOptions, Job
+from foretell.records import Isolation
 from foretell.runs import TorchInstall, find_torch
 from foretell.runs.command import refuse_platform, refuse_torch
+from foretell.runs.contained import remedy
 from foretell.runs.patches import list_patches
 from foretell.trace import Trace
 from foretell.units import format_bytes
@@ -161,6 +163,8 @@ def _self_test(python: str) -> Iterator[Finding]:
         f"{seconds:.1f} s",
     )
     yield _check_cudnn(run.trace)
+    if run.trace.isolation is not None:
+        yield _check_isolation(run.trace.isolation)
 
 
 def _check_cudnn(trace: Trace) -> Finding:
@@ -169,6 +173,20 @@ def _check_cudnn(trace: Trace) -> Finding:
         return Finding(what="cuDNN", state="ok", detail=detail)
     detail = f"{why_no_cudnn_is_asked(trace)}, so convolution workspaces are estimated."
     return Finding(what="cuDNN", state="warning", detail=detail)
+
+
+def _check_isolation(isolation: Isolation) -> Finding:
+    if isolation.mode != "kernel":
+        detail = f"by replaced Python functions only, because the kernel refuses namespaces: {isolation.reason}."
+        advice = f"Files written by native code and other programs are not protected. {remedy()}"
+        return Finding(what="isolation", state="warning", detail=detail, advice=advice)
+    detail = "by the kernel: a script changes none of your files and reaches no network"
+    if isolation.read_only:
+        detail += f"; it cannot write to {', '.join(isolation.read_only)}"
+    if isolation.is_in_memory:
+        advice = "Set TMPDIR to a folder on a local disk: where it is now cannot hold a layer, so files take memory."
+        return Finding(what="isolation", state="warning", detail=f"{detail}.", advice=advice)
+    return Finding(what="isolation", state="ok", detail=detail)
 
 
 def _print(finding: Finding) -> None:

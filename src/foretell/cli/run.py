@@ -77,7 +77,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--keep-writes", metavar="DIR", type=folder, help="keep the files the script writes, in this folder"
     )
-    job.add_argument("--online", action="store_true", help="let experiment trackers and model hubs use the network")
+    job.add_argument(
+        "--isolation", choices=["auto", "kernel", "python", "none"], default="auto",
+        help="what protects your files: the kernel (namespaces), replaced Python functions, or nothing; auto: the best "
+        "that works here (default)",
+    )  # fmt: skip
+    job.add_argument(
+        "--online", action="store_true",
+        help="allow downloads; trackers and uploads still send nothing (default: no network but loopback)",
+    )  # fmt: skip
     job.add_argument(
         "--engine", choices=["auto", "virtual", "cpu"], default="auto",
         help="virtual: a CUDA build of torch on a virtual GPU; cpu: any torch build; auto: depends on the torch build",
@@ -179,6 +187,8 @@ def _job(options: argparse.Namespace) -> Job:
     capture = CaptureOptions(
         steps=_steps(options.steps),
         skip_init=not (options.keep_init or options.execute),
+        isolation=options.isolation,
+        keep_writes=options.keep_writes is not None,
         offline=not options.online,
         events=options.events,
         assume=options.assume,

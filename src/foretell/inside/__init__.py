@@ -23,11 +23,14 @@ def install(given: dict[str, Any]) -> Capture:
     ProcessEnd(capture).install()
     capture.imports.install(capture.patches)
     _time_the_import_of_torch(capture)
-    if options.offline:
-        from .guard import offline
+    from .guard import offline
 
-        offline.install(capture)
-    if options.overlay:
+    offline.install(capture)
+    if options.isolation == "kernel":
+        from .files import layers
+
+        layers.install(capture)
+    elif options.isolation != "none":
         from .files import overlay
 
         overlay.install(capture)

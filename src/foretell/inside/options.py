@@ -14,7 +14,7 @@ class Options:
     directory: str
     steps: Literal["auto", "all"] | int
     skip_init: bool
-    overlay: bool
+    isolation: Literal["auto", "kernel", "python", "none"]
     offline: bool
     history: bool
     attribution: bool

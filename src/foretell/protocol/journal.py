@@ -206,6 +206,10 @@ def mistake_in_types(kind: str, values: dict[str, Any]) -> str | None:
     return None
 
 
+WRITES = "writes.jsonl"
+"""In the capture folder: lines of the kind `redirected_write`, by `inside/start/namespaces.py`."""
+
+
 def read_journal(path: Any) -> list[dict[str, Any]]:
     """All whole lines."""
     with open(path, "rb") as file:

@@ -69,6 +69,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "caveats": list(estimate.caveats),
         "redirected_writes": list(estimate.redirected_writes),
         "not_sent": list(estimate.not_sent),
+        "isolation": asdict(estimate.isolation) if estimate.isolation else None,
         "advice": None if estimate.advice is None else [asdict(each) for each in estimate.advice],
         "leaks": [asdict(leak) for leak in estimate.leaks],
         "command": list(estimate.command),

@@ -12,6 +12,7 @@ from rich.text import Text
 from foretell.records import Attribution, Category, Estimate, Gpu
 from foretell.report.dotted import Dotted
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
+from foretell.report.isolation import isolation_rows
 from foretell.report.places import relative_place, short_place
 from foretell.report.steps import StepLine, peak_words, step_lines
 from foretell.rules.capacity import capacity_of
@@ -282,12 +283,8 @@ def _run(estimate: Estimate) -> RenderableType:
         table.add_row("phases", ", ".join(_phase_words(phase) for phase in estimate.phases_seen))
     for what in estimate.ended_early:
         table.add_row("ended early", Text(what))
-    if estimate.redirected_writes:
-        count = len(estimate.redirected_writes)
-        what = "1 file" if count == 1 else f"{count} files"
-        table.add_row("writes", f"{what} redirected to a scratch folder; your files are unchanged")
-    if estimate.not_sent:
-        table.add_row("offline", Text(f"{', '.join(estimate.not_sent)}: no data was sent"))
+    for title, text in isolation_rows(estimate):
+        table.add_row(title, Text(text))
     if "total" in estimate.seconds:
         table.add_row("time", _time(estimate.seconds))
     return Padding(table, (1, 2, 0, 2), expand=False)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from foretell.errors import UnsupportedError
 from foretell.jobs import Job
 from foretell.protocol.options import encode
-from foretell.records import LibraryBytes
+from foretell.records import IsolationMode, LibraryBytes
 from foretell.rules import library_bytes
 from foretell.virtual import are_libraries_there, environment, library_paths
 from foretell.virtual.environment import convolution_line
 
 OUTPUT = "output.txt"
 """In the capture folder: the script's output, if it does not go to the terminal."""
+OWNER = ".owner"
+"""In a capture folder that foretell has made for itself: locked by its process."""
+_SHARED_CACHES = ("compiled", "cudnn")
+_HUB_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSFORMERS_CACHE", "TORCH_HOME")
 _BOOTSTRAP = Path(__file__).parent.parent / "inside" / "bootstrap"
 
 
@@ -26,7 +31,7 @@ def libraries_of(job: Job) -> LibraryBytes:
     return guessed if job.profile is None else replace(job.profile.libraries, nccl=guessed.nccl)
 
 
-def child_environment(job: Job, directory: Path) -> dict[str, str]:
+def child_environment(job: Job, directory: Path, *, isolation: IsolationMode = "python") -> dict[str, str]:
     """The complete environment of the child. Also writes the files it refers to into the capture folder."""
     options, base = job.options, job.variables()
     # The CPU engine does not need the driver, but a torch with CUDA queries it, and this one answers.
@@ -48,8 +53,8 @@ def child_environment(job: Job, directory: Path) -> dict[str, str]:
         ),
         **measured,
         **({"TRITON_LIBCUDA_PATH": str(_linker_folder(directory))} if is_preloaded else {}),
-        **_compile_caches(directory, base.get("XDG_CACHE_HOME")),
-        "FORETELL_CAPTURE": encode(directory, options),
+        **_compile_caches(directory, base),
+        "FORETELL_CAPTURE": encode(directory, replace(options, isolation=isolation)),
         "PYTHONPATH": os.pathsep.join([str(_BOOTSTRAP), *filter(None, [base.get("PYTHONPATH")])]),
     }
 
@@ -59,19 +64,50 @@ def _linker_folder(directory: Path) -> Path:
     folder = directory / "linker"
     folder.mkdir(exist_ok=True)
     for name in ("libcuda.so", "libcuda.so.1"):
-        (folder / name).symlink_to(library_paths().cuda)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(library_paths().cuda)
     return folder
 
 
-def _compile_caches(directory: Path, cache_home: str | None) -> dict[str, str]:
+def _compile_caches(directory: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """Separate cache folders: torch.compile and Triton tune for a GPU that computes nothing, and a real one must not
     reuse the results."""
-    folder = Path(cache_home or Path.home() / ".cache") / "foretell" / "compiled"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = directory / "compiled"
+    folder = private_cache("compiled", variables) or directory / "compiled"
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+
+
+def private_cache(name: str, variables: Mapping[str, str]) -> Path | None:
+    """A folder that foretell keeps from run to run, created if need be; None if there is no place for it. Others can
+    neither read nor write it: code is loaded from it."""
+    given, home = Path(variables.get("XDG_CACHE_HOME") or "."), Path(variables.get("HOME") or ".")
+    base = given if given.is_absolute() else home / ".cache"  # a relative one is invalid, says its specification
+    if not base.is_absolute() or (base == home / ".cache" and not home.is_dir()):
+        return None
+    folder = base / "foretell" / name
+    try:
+        for each in (base, base / "foretell", folder):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (base / "foretell", folder):
+            if each.stat().st_uid != os.getuid():
+                return None
+            each.chmod(0o700)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def shared_caches(variables: Mapping[str, str]) -> list[Path]:
+    """The folders that a run writes for later ones."""
+    folders = (private_cache(name, variables) for name in _SHARED_CACHES)
+    return [folder for folder in folders if folder is not None]
+
+
+def hub_caches(variables: Mapping[str, str]) -> list[Path]:
+    """Where downloads of models and data are kept."""
+    cache = Path(variables.get("XDG_CACHE_HOME") or Path(variables.get("HOME") or "/") / ".cache")
+    given = [variables[name] for name in _HUB_VARIABLES if name in variables]
+    folders = [*map(Path, given), *(cache / name for name in ("huggingface", "torch"))]
+    return [folder for folder in folders if folder.is_absolute() and folder.is_dir()]
 
 
 def make_directory(path: Path) -> Path:

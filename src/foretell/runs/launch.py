@@ -10,12 +10,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from foretell.errors import UsageError
-from foretell.jobs import CaptureResult, Job
+from foretell.errors import UnsupportedError, UsageError
+from foretell.jobs import CaptureOptions, CaptureResult, Job
+from foretell.records import Isolation, IsolationMode
 from foretell.runs.calls import words_of
 from foretell.runs.command import resolve
-from foretell.runs.environment import OUTPUT, child_environment, libraries_of
-from foretell.runs.waiting import Ended, Program, Progress, Watch, see_to_its_end
+from foretell.runs.contained import ContainedProcess, remedy
+from foretell.runs.environment import OUTPUT, OWNER, child_environment, hub_caches, libraries_of, shared_caches
+from foretell.runs.waiting import (
+    CannotIsolate,
+    Child,
+    Containment,
+    Ended,
+    Program,
+    Progress,
+    Watch,
+    end_everything,
+    see_to_its_end,
+)
 from foretell.runs.warm import Warm
 
 
@@ -28,16 +40,22 @@ def launch(
     if warm is not None and not warm.can_fork(command):
         warm = None
     output = directory / OUTPUT if warm is not None or options.stdout == "file" else None
-    program = Program(
-        argv=command.argv,
-        environment=child_environment(job, directory) | command.environment,
-        cwd=job.folder,
-        stdout=output or ("stderr" if options.stdout == "stderr" else "inherit"),
-        stderr=output or "inherit",
-        timeout_seconds=options.timeout_seconds,
-        most_bytes=options.most_host_bytes,
-    )
-    ended = run_program(program, Watch(directory, steps=options.steps, on_progress=on_progress), warm=warm)
+    watch = Watch(directory, steps=options.steps, on_progress=on_progress)
+
+    def run(mode: IsolationMode) -> Ended:
+        program = Program(
+            argv=command.argv,
+            environment=child_environment(job, directory, isolation=mode) | command.environment,
+            cwd=job.folder,
+            stdout=output or ("stderr" if options.stdout == "stderr" else "inherit"),
+            stderr=output or "inherit",
+            timeout_seconds=options.timeout_seconds,
+            most_bytes=options.most_host_bytes,
+            containment=_containment(job, directory) if mode == "kernel" else None,
+        )
+        return run_program(program, watch, warm=warm)
+
+    ended, isolation = _isolated(run, options)
     return CaptureResult(
         job=job,
         directory=directory,
@@ -48,32 +66,69 @@ def launch(
         is_over_host_memory=ended.limit == "memory",
         is_interrupted=ended.limit == "interrupt",
         seconds=ended.seconds,
+        isolation=isolation,
+    )
+
+
+def _isolated(run: Callable[[IsolationMode], Ended], options: CaptureOptions) -> tuple[Ended, Isolation]:
+    """Run with the isolation that was asked for, or with the best there is."""
+    wanted, reason = options.isolation, None
+    if wanted in ("auto", "kernel"):
+        try:
+            ended = run("kernel")
+        except CannotIsolate as error:
+            reason = str(error)
+        else:
+            return ended, Isolation(
+                mode="kernel",
+                is_online=not options.offline,
+                read_only=ended.read_only,
+                is_in_memory=ended.is_in_memory,
+            )
+    if wanted == "kernel":
+        raise UnsupportedError(f"--isolation kernel is not possible here: {reason}. {remedy()}")
+    mode: IsolationMode = "none" if wanted == "none" else "python"
+    return run(mode), Isolation(mode=mode, reason=reason, is_online=not options.offline)
+
+
+def _containment(job: Job, directory: Path) -> Containment:
+    variables, is_online = job.variables(), not job.options.offline
+    return Containment(
+        directory=directory,
+        writable=(*shared_caches(variables), *(hub_caches(variables) if is_online else ())),
+        is_online=is_online,
+        keeps_writes=job.options.keep_writes,
+        is_owned=(directory / OWNER).exists(),
     )
 
 
 def run_program(program: Program, watch: Watch, *, warm: Warm | None = None) -> Ended:
     """Run any program to its end, including one without hooks."""
-    return warm.run(program, watch) if warm is not None else see_to_its_end(_OwnProcess(program), program, watch)
+    return warm.run(program, watch) if warm is not None else see_to_its_end(_start(program), program, watch)
+
+
+def _start(program: Program) -> Child:
+    with contextlib.ExitStack() as stack:
+        targets = {each for each in (program.stdout, program.stderr) if isinstance(each, Path)}
+        files: dict[object, IO[bytes]] = {each: stack.enter_context(open(each, "wb")) for each in targets}
+        stdout = 2 if program.stdout == "stderr" else files.get(program.stdout)
+        kind = _OwnProcess if program.containment is None else ContainedProcess
+        return kind(program, stdout, files.get(program.stderr))
 
 
 class _OwnProcess:
-    def __init__(self, program: Program) -> None:
-        with contextlib.ExitStack() as stack:
-            targets = {each for each in (program.stdout, program.stderr) if isinstance(each, Path)}
-            files: dict[object, IO[bytes]] = {each: stack.enter_context(open(each, "wb")) for each in targets}
-            try:
-                # A session of its own: Ctrl-C reaches it once, through us, and everything it starts can be found and
-                # ended.
-                self._process = subprocess.Popen(
-                    program.argv,
-                    env=program.environment,
-                    cwd=program.cwd,
-                    stdout=2 if program.stdout == "stderr" else files.get(program.stdout),
-                    stderr=files.get(program.stderr),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise UsageError(f"cannot start {program.argv[0]}: {error.strerror or error}.") from None
+    read_only: tuple[str, ...] = ()
+    is_in_memory = False
+
+    def __init__(self, program: Program, stdout: IO[bytes] | int | None, stderr: IO[bytes] | int | None) -> None:
+        try:
+            # A session of its own: Ctrl-C reaches it once, through us, and everything it starts can be found and ended.
+            self._process = subprocess.Popen(
+                program.argv, env=program.environment, cwd=program.cwd, stdout=stdout, stderr=stderr,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise UsageError(f"cannot start {program.argv[0]}: {error.strerror or error}.") from None
         self.pid = self._process.pid
 
     def wait(self, seconds: float | None) -> bool:
@@ -94,3 +149,9 @@ class _OwnProcess:
     def exit_status(self) -> int:
         assert self._process.returncode is not None, f"{self.pid} has not ended"
         return self._process.returncode
+
+    def end(self, directory: Path, *, grace: float) -> None:
+        end_everything(self, directory, grace=grace)
+
+    def kill(self, directory: Path) -> None:
+        end_everything(self, directory, grace=0.0)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,8 +14,8 @@ from typing import Literal, Protocol
 from foretell.jobs import Steps
 from foretell.protocol.journal import JournalReader
 
-# How long a process may take to exit cleanly before it is killed.
-_GRACE_SECONDS = 5.0
+# How long a process may take to exit cleanly before it is killed, and how long a killed one may take.
+_GRACE_SECONDS = KILLED_SECONDS = 5.0
 _LEFTOVER_SECONDS = 1.0
 _FIRST_PROGRESS_SECONDS = 2.0
 _PROGRESS_SECONDS = 1.0
@@ -23,6 +23,25 @@ _MEMORY_SECONDS = 0.1
 """How often the memory of a run with a memory limit is checked."""
 _AUTO_STEPS = 3
 """The minimum number of steps of `auto`, and mostly the actual one."""
+
+
+class CannotIsolate(Exception):
+    """The kernel refuses namespaces; the text says what failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Containment:
+    """What a program in namespaces of its own may touch; everything else it changes is lost."""
+
+    directory: Path
+    """The capture folder."""
+    writable: tuple[Path, ...] = ()
+    """Other folders whose files it really changes: caches."""
+    is_online: bool = False
+    keeps_writes: bool = False
+    """Copy the files it wrote to `overlay/` of the capture folder."""
+    is_owned: bool = False
+    """The capture folder is foretell's: remove it even if foretell is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +57,28 @@ class Program:
     timeout_seconds: float | None = None
     most_bytes: int | None = None
     """Limit on host memory, for the process itself."""
+    containment: Containment | None = None
+    """None: it runs in the namespaces of this process."""
 
 
 class Child(Protocol):
     """A running process, started by us or forked for us; the leader of its own session."""
 
     pid: int
+    read_only: tuple[str, ...]
+    is_in_memory: bool
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for its end, without polling, for at most `seconds`; returns whether it has ended."""
 
     def exit_status(self) -> int:
         """After its end; negative: the signal that killed it."""
+
+    def end(self, directory: Path, *, grace: float) -> None:
+        """Terminate what is left of the run, kill what does not exit within `grace`, and wait until it is gone."""
+
+    def kill(self, directory: Path) -> None:
+        """The same at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +87,8 @@ class Ended:
     limit: Literal["time", "memory", "interrupt"] | None
     """The limit that stopped it, if any, or Ctrl-C."""
     seconds: float
+    read_only: tuple[str, ...] = ()
+    is_in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +138,28 @@ def see_to_its_end(child: Child, program: Program, watch: Watch) -> Ended:
             _signal_group(child.pid, signal.SIGINT)
             child.wait(_GRACE_SECONDS)
     finally:
-        end_everything(child, watch.directory, grace=_LEFTOVER_SECONDS if limit is None else _GRACE_SECONDS)
-    return Ended(exit_status=child.exit_status(), limit=limit, seconds=time.monotonic() - started)
+        try:
+            child.end(watch.directory, grace=_LEFTOVER_SECONDS if limit is None else _GRACE_SECONDS)
+        except KeyboardInterrupt:  # no more patience, but nothing may be left behind
+            with _uninterrupted():
+                child.kill(watch.directory)
+            raise
+    return Ended(
+        exit_status=child.exit_status(),
+        limit=limit,
+        seconds=time.monotonic() - started,
+        read_only=child.read_only,
+        is_in_memory=child.is_in_memory,
+    )
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait(child: Child, program: Program, watch: Watch, started: float) -> Literal["time", "memory"] | None:
@@ -190,8 +241,8 @@ class _Journals:
 
 
 def end_everything(child: Child, directory: Path, *, grace: float) -> None:
-    """Terminate the remaining processes of the run, kill those that do not exit, and wait until they are gone."""
-    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _GRACE_SECONDS)):
+    """`Child.end` for a process in our own namespaces: with a grace of 0 it is killed."""
+    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _GRACE_SECONDS))[0 if grace else 1 :]:
         left = _left(child.pid, directory)
         for pid in left:
             _signal(pid, number)

@@ -6,10 +6,8 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,8 +16,19 @@ from typing import Any
 
 from foretell.errors import UnsupportedError
 from foretell.runs.command import Command
+from foretell.runs.contained import specification
 from foretell.runs.imports import worth_importing
-from foretell.runs.waiting import Ended, Program, Watch, see_to_its_end
+from foretell.runs.lines import JsonLines
+from foretell.runs.scratch import scratch_folder
+from foretell.runs.waiting import (
+    KILLED_SECONDS,
+    CannotIsolate,
+    Ended,
+    Program,
+    Watch,
+    end_everything,
+    see_to_its_end,
+)
 
 _SERVER = Path(__file__).parent.parent / "inside" / "start" / "fork_server.py"
 _ONLY_IN_FORKS = ("FORETELL_CAPTURE", "FORETELL_DEVICE", "FORETELL_WORKSPACES")
@@ -35,6 +44,7 @@ class Warm:
     def __init__(self, *, modules: Sequence[str] = ()) -> None:
         """`modules` are imported before the forks, beside those that are worth it by the script's own imports."""
         self._modules = dict.fromkeys(modules)
+        self._folders = contextlib.ExitStack()
         self._folder: Path | None = None
         self._servers: dict[tuple[str, ...], _Server] = {}
         self._lock = threading.Lock()
@@ -74,8 +84,7 @@ class Warm:
             for server in self._servers.values():
                 server.close()
             self._servers.clear()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folders.close()
         self._folder = None
 
     def _server(self, program: Program) -> _Server:
@@ -88,7 +97,7 @@ class Warm:
                 raise _cancelled()
             server = self._servers.get(key)
             if server is None or not server.is_alive():
-                self._folder = self._folder or Path(tempfile.mkdtemp(prefix="foretell-warm-"))
+                self._folder = self._folder or self._folders.enter_context(scratch_folder("warm-"))
                 server = self._servers[key] = _Server(program, self._folder / str(len(self._servers)))
         server.wait_until_ready()
         return server
@@ -116,7 +125,8 @@ class _Server:
                 [program.argv[0], str(_SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 bufsize=0, start_new_session=True, env=self.environment,
             )  # fmt: skip
-        self._unread = b""
+        assert self._process.stdout is not None
+        self._lines = JsonLines(self._process.stdout.fileno())
         self._is_ready = False
         self._imported: set[str] = set()
 
@@ -141,17 +151,8 @@ class _Server:
 
     def read(self, seconds: float | None) -> dict[str, Any] | None:
         """The next line, None when it has died or was closed; TimeoutError when none has come after so long."""
-        assert self._process.stdout is not None
-        handle = self._process.stdout.fileno()
-        while b"\n" not in self._unread:
-            if not select.select([handle], [], [], seconds)[0]:
-                raise TimeoutError
-            piece = os.read(handle, 1 << 16)
-            if not piece:
-                return None
-            self._unread += piece
-        line, _, self._unread = self._unread.partition(b"\n")
-        return None if self._is_closed else dict(json.loads(line))
+        line = self._lines.read(seconds)
+        return None if self._is_closed else line
 
     def died(self) -> UnsupportedError:
         was_closed = self._is_closed
@@ -191,6 +192,8 @@ class _Fork:
         assert isinstance(program.stdout, Path), program.stdout
         assert isinstance(program.stderr, Path), program.stderr
         self._server = server
+        self._is_contained = program.containment is not None
+        self._is_over = False
         self._exit_status: int | UnsupportedError | None = None
         server.ask(
             {
@@ -200,21 +203,56 @@ class _Fork:
                 "stdout": str(program.stdout),
                 "stderr": str(program.stderr),
                 "modules": list(modules),
+                "containment": specification(program.containment, program) if program.containment else None,
             }
         )
         answer = server.read(None)
         if answer is None:
             raise server.died()
+        if "failed" in answer:
+            server.read(None)
+            raise CannotIsolate(answer["failed"])
         self.pid: int = answer["pid"]
+        self.read_only: tuple[str, ...] = tuple(answer.get("read_only", ()))
+        self.is_in_memory: bool = answer.get("is_in_memory", False)
         server.fork_pid = self.pid
 
     def wait(self, seconds: float | None) -> bool:
         if self._exit_status is None:
             with contextlib.suppress(TimeoutError):
                 answer = self._server.read(seconds)
-                self._exit_status = self._server.died() if answer is None else answer["exit_status"]
+                self._hear(answer)
                 self._server.fork_pid = None
         return self._exit_status is not None
+
+    def end(self, directory: Path, *, grace: float) -> None:
+        if not self._is_contained:
+            end_everything(self, directory, grace=grace)
+            return
+        self._server.ask({"end": grace})
+        try:
+            self._wait_until_over(grace + KILLED_SECONDS)
+        except TimeoutError:
+            self.kill(directory)
+
+    def kill(self, directory: Path) -> None:
+        if self._is_contained:
+            self._server.ask({"end": 0.0})
+            self._wait_until_over(None)
+        else:
+            end_everything(self, directory, grace=0.0)
+
+    def _wait_until_over(self, seconds: float | None) -> None:
+        """Until the answer that comes when everything in the namespaces has ended, or the server."""
+        while not self._is_over:
+            self._hear(self._server.read(seconds))
+
+    def _hear(self, answer: dict[str, Any] | None) -> None:
+        """None: the server has died. An empty one is the last of a contained run, also if somebody has killed it."""
+        if self._exit_status is None:
+            killed = self._server.died() if answer is None else -signal.SIGKILL
+            self._exit_status = answer["exit_status"] if answer else killed
+        self._is_over = not answer
 
     def exit_status(self) -> int:
         assert self._exit_status is not None, f"{self.pid} has not ended"

@@ -18,7 +18,7 @@ from foretell.allocator import AllocatorSettings
 from foretell.jobs import CaptureResult
 from foretell.protocol import native_log
 from foretell.protocol.history import COLUMNS, ORIGIN
-from foretell.protocol.journal import read_journal
+from foretell.protocol.journal import WRITES, read_journal
 from foretell.protocol.marks import MODULE_FRAME, NOTHING
 from foretell.trace.journal import Told, devices_of, read_lines
 from foretell.trace.owners import Frame, History, read_owners
@@ -71,6 +71,8 @@ def _read(result: CaptureResult) -> Trace:
         # The first process is the one the user started; it names its torch version, if any.
         pid = min(journals, key=lambda p: _time_of(journals[p]), default=None)
     others = [line for p, lines in journals.items() if p != pid for line in lines]
+    if (writes := result.directory / WRITES).exists():
+        others += read_journal(writes)
     # A process that only queries the card (a compile worker) uses none of its memory.
     num_gpu_processes = sum(_peak_reserved(journals.get(p, []), native[p].driver) > 0 for p in on_gpu)
     return _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, num_gpu_processes)
@@ -222,6 +224,7 @@ def _assemble(
         is_timed_out=result.is_timed_out,
         is_over_host_memory=result.is_over_host_memory,
         is_interrupted=result.is_interrupted,
+        isolation=result.isolation,
         seconds={"total": result.seconds, "script": result.seconds, **told.seconds},
         python_version=told.python_version,
         torch_version=told.torch_version,

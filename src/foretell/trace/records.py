@@ -13,7 +13,7 @@ from foretell.masking import mask, mask_command
 from foretell.protocol import marks
 from foretell.protocol.history import ACTIONS
 from foretell.protocol.native_log import WORKSPACE_SOURCES
-from foretell.records import Engine, Gpu, LibraryBytes, Need, OutOfMemory, Phase
+from foretell.records import Engine, Gpu, Isolation, LibraryBytes, Need, OutOfMemory, Phase
 
 PHASES: tuple[Phase, ...] = marks.PHASES
 
@@ -387,6 +387,8 @@ class Trace:
     """As in `Estimate`: found out by another run."""
     own_folders: tuple[str, ...] = ()
     """Folders of the foretell code that ran in it."""
+    isolation: Isolation | None = None
+    """None: nothing ran, or the file is older."""
 
     def __post_init__(self) -> None:
         """A trace is sent around, with all that is made of it: it has no secrets, whoever makes it."""

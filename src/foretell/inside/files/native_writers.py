@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def install(capture: Capture, files: Files) -> None:
-    def reading(path: Any) -> Any:
-        return (files.to_read(path) or path) if isinstance(path, (str, os.PathLike)) else path
+    def reading(path: Any) -> str | None:
+        return files.to_read(path) if isinstance(path, (str, os.PathLike)) else None
 
-    def writing(path: Any) -> Any:
-        return (files.to_write(path, keep=False) or path) if isinstance(path, (str, os.PathLike)) else path
+    def writing(path: Any) -> str | None:
+        return files.to_write(path, keep=False) if isinstance(path, (str, os.PathLike)) else None
 
-    def updating(path: Any) -> Any:
+    def updating(path: Any) -> str | None:
         is_file = isinstance(path, (str, os.PathLike)) and not str(path).startswith((":memory:", "file:"))
-        return (files.to_write(path, keep=True) or path) if is_file else path
+        return files.to_write(path, keep=True) if is_file else None
 
     def on_torch(torch: Any) -> None:
         from .checkpoints import load_lazily, save_with_holes
@@ -48,14 +48,14 @@ def install(capture: Capture, files: Files) -> None:
     capture.imports.when_imported("sqlite3", on_sqlite)
 
 
-def _mapping_argument(position: int, keyword: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _mapping_argument(position: int, keyword: str, place: Callable[[Any], str | None]) -> Callable[[Any], Any]:
     def wrapper(original: Any) -> Any:
         @wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             if len(args) > position:
-                args = (*args[:position], change(args[position]), *args[position + 1 :])
+                args = (*args[:position], place(args[position]) or args[position], *args[position + 1 :])
             elif keyword in kwargs:
-                kwargs[keyword] = change(kwargs[keyword])
+                kwargs[keyword] = place(kwargs[keyword]) or kwargs[keyword]
             return original(*args, **kwargs)
 
         return function

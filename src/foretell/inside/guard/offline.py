@@ -1,7 +1,8 @@
-"""Keeps experiment trackers and model hubs offline, and journals what a script tried to send (`not_sent`).
+"""Keeps experiment trackers and uploads from sending, and journals what a script tried to send (`not_sent`).
 
-The environment variables are set before anything is imported, so the libraries themselves stay offline. Uploads that
-would fail offline become no-ops that are noted. A line is written only if the script used one.
+The environment variables are set before anything is imported, so the libraries themselves stay offline; hubs are kept
+from downloading as well, unless the run is online. Uploads that would fail offline become no-ops that are noted. A line
+is written only if the script used one.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from ..patches import Patches
 
 Note = Callable[[str], None]
 
-ENVIRONMENT = {
+TRACKING = {
     "WANDB_MODE": "disabled",
     "WANDB_SILENT": "true",
     "COMET_MODE": "disabled",
     "CLEARML_OFFLINE_MODE": "1",
     "NEPTUNE_MODE": "debug",
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
+DOWNLOADS = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 TRACKERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "wandb": ("Weights & Biases", ("init",)),
@@ -51,8 +51,8 @@ UPLOADS = (
 
 
 def install(capture: Capture) -> None:
-    tracking = {"MLFLOW_TRACKING_URI": f"file://{os.path.abspath(capture.options.directory)}/mlruns"}
-    for name, value in {**ENVIRONMENT, **tracking}.items():
+    mlflow = {"MLFLOW_TRACKING_URI": f"file://{os.path.abspath(capture.options.directory)}/mlruns"}
+    for name, value in {**TRACKING, **mlflow, **(DOWNLOADS if capture.options.offline else {})}.items():
         capture.patches.added(f"os.environ[{name!r}]", _restoring(name))
         os.environ[name] = value
     patches = capture.patches
@@ -88,6 +88,9 @@ def _watching(functions: tuple[str, ...], title: str, patches: Patches, note: No
         @wraps(original)
         def noted(*args: Any, **kwargs: Any) -> Any:
             note(title)
+            os.environ.update(TRACKING)  # the script may have set others
+            if title == "Weights & Biases" and "mode" in kwargs:
+                kwargs["mode"] = TRACKING["WANDB_MODE"]
             return original(*args, **kwargs)
 
         return noted

@@ -48,7 +48,12 @@ def main() -> None:
         unread += piece
         while b"\n" in unread:
             line, _, unread = unread.partition(b"\n")
-            run(json.loads(line), inside, questions, answers)
+            question = json.loads(line)
+            if "end" in question:  # of a run that has ended in the meantime
+                continue
+            import_all(question["modules"])
+            start = run_contained if question["containment"] else run
+            start(question, inside, questions, answers)
 
 
 def tell(answers: int, line: dict[str, Any]) -> None:
@@ -71,7 +76,7 @@ def import_torch() -> None:
     importlib.import_module("foretell_child.engines.python_cuda.packages").complete_torchvision(torch)
     with as_the_forks_will(torch):
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what the first optimizer of a process imports
-    for name in ("start.torch_hooks", "files.overlay", "guard.offline"):
+    for name in ("start.torch_hooks", "files.overlay", "files.layers", "guard.offline"):
         importlib.import_module(f"foretell_child.inside.{name}")
 
 
@@ -103,7 +108,6 @@ def as_the_forks_will(torch: Any) -> Iterator[None]:
 
 
 def run(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
-    import_all(job["modules"])
     server = os.getpid()
     child = os.fork()
     if child == 0:
@@ -116,6 +120,47 @@ def run(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
     wait(child, questions)
     _, status = os.waitpid(child, 0)
     tell(answers, {"exit_status": os.waitstatus_to_exitcode(status)})
+
+
+def run_contained(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
+    """The same in namespaces of its own; `namespaces.supervise` describes the answers. The last one is empty."""
+    namespaces = importlib.import_module("foretell_child.inside.start.namespaces")
+    controlled, control = os.pipe()
+    told, telling = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for descriptor in (questions, answers, control, told):
+            os.close(descriptor)
+
+        def program() -> NoReturn:
+            os.close(telling)
+            in_fork(job, inside)
+
+        namespaces.supervise(job["containment"], program, control=controlled, answers=telling)
+    os.close(controlled)
+    os.close(telling)
+    poll = select.poll()
+    poll.register(told, select.POLLIN)
+    poll.register(questions, select.POLLIN)
+    is_over = False
+    while not is_over:
+        for descriptor, _ in poll.poll():
+            piece = os.read(descriptor, 1 << 16)
+            if descriptor == told:
+                os.write(answers, piece)
+                is_over = not piece
+            elif piece:
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(control, piece)
+            else:  # the client has died
+                poll.unregister(questions)
+                os.close(control)
+                control = os.open(os.devnull, os.O_WRONLY)
+    os.waitpid(child, 0)
+    os.close(control)
+    os.close(told)
+    with contextlib.suppress(BrokenPipeError):
+        tell(answers, {})
 
 
 def end_with(server: int) -> None:
