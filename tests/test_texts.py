@@ -143,7 +143,7 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
             redirected_writes=("a", "b"), not_sent=("wandb",),
             isolation=Isolation(mode="kernel", read_only=("/mnt/usb",)),
             ended_early=("the dataloader was stopped after 3 steps",),
-            seconds={"total": 14.2, "script": 12.9, "import_torch": 2.5},
+            seconds={"total": 14.2, "script": 12.9, "import_torch": 2.5, "analysis": 0.7},
         ),
         WIDTH,
     )  # fmt: skip

@@ -49,6 +49,15 @@ def test_a_run_that_ended_well_fits_with_pytorchs_own_peaks(tmp_path: Path) -> N
     assert (estimate.torch_version, estimate.cuda_version) == ("2.15.0+cu132", "13.2")
 
 
+def test_the_time_of_the_analysis_is_part_of_the_total(tmp_path: Path) -> None:
+    result = training_run(tmp_path).result()
+    trace = replace(from_capture(result), seconds={"total": 2.0, "script": 1.5, "analysis": 0.25})
+    seconds = Run(job=result.job, trace=trace).estimate.seconds
+    assert seconds["analysis"] > 0.25
+    assert seconds["total"] - 2.0 == pytest.approx(seconds["analysis"] - 0.25)
+    assert seconds["script"] == 1.5
+
+
 def test_without_a_whole_history_the_peaks_of_steps_are_those_since_the_beginning(tmp_path: Path) -> None:
     folder = training_run(tmp_path)
     (tmp_path / "history-100-0.marshal").unlink()

@@ -65,7 +65,11 @@ class Run:
     @cached_property
     def estimate_so_far(self) -> Estimate:
         """What is known, whatever ended the run. Raises if nothing is."""
-        return estimate_of(self.trace, attributes=self.job.options.attribution)
+        started = time.monotonic()
+        estimate = estimate_of(self.trace, attributes=self.job.options.attribution)
+        own = time.monotonic() - started
+        parts = {name: estimate.seconds.get(name, 0.0) + own for name in ("total", "analysis")}
+        return replace(estimate, seconds={**estimate.seconds, **parts})
 
 
 class Interrupted(KeyboardInterrupt):
@@ -95,11 +99,14 @@ def run(
                 f"the disk of the capture folder {folder.parent} is full, so the recording is incomplete. "
                 "Set TMPDIR to a folder with free space."
             )
+        ended = time.monotonic()
         trace = traces.from_capture(result)
     if job.profile is not None and trace.torch_version not in (None, job.profile.torch_version):
         caveat = f"the profile was measured with torch {job.profile.torch_version}, not {trace.torch_version}"
         trace = replace(trace, caveats=(*trace.caveats, caveat))
-    done = Run(job=job, trace=replace(trace, seconds={**trace.seconds, "total": time.monotonic() - started}))
+    now = time.monotonic()
+    seconds = {**trace.seconds, "total": now - started, "analysis": now - ended}
+    done = Run(job=job, trace=replace(trace, seconds=seconds))
     if trace.is_interrupted:
         raise Interrupted(done)
     return done

@@ -7,8 +7,7 @@ from array import array
 from itertools import accumulate
 from typing import Any
 
-from tests.capture_folder import CaptureFolder
-
+from capture_folder import CaptureFolder
 from foretell.analysis.verdict import estimate_of
 from foretell.inside.watch.history import ENTRIES_PER_WINDOW
 from foretell.inside.watch.repetitions import Counters, Repetitions

@@ -296,7 +296,8 @@ def _time(seconds: dict[str, float]) -> str:
     if "script" in seconds:
         imports = seconds.get("import_torch", 0.0)
         of_which = f", including {imports:.1f} s to import torch" if imports else ""
-        text += f" (script {seconds['script']:.1f} s{of_which})"
+        analysis = f"; analysis {seconds['analysis']:.1f} s" if "analysis" in seconds else ""
+        text += f" (script {seconds['script']:.1f} s{of_which}{analysis})"
     return text
 
 
