@@ -96,6 +96,24 @@ def test_auto_goes_on_while_the_peak_grows(capture: Run) -> None:
     assert captured.one("end")["steps"] == 9
 
 
+def test_auto_ends_although_the_losses_are_kept(capture: Run) -> None:
+    captured = capture(
+        """
+        import torch
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        losses = []
+        for step in range(99):
+            loss = model(torch.zeros(8, 64, device="cuda")).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        """
+    ).check()
+    assert captured.one("end")["steps"] < 8
+
+
 def test_a_next_nobody_guards_is_not_ended_under_the_script(capture: Run) -> None:
     captured = capture(
         """
@@ -138,17 +156,21 @@ def test_an_evaluation_that_is_long_or_of_unknown_length_ends(capture: Run, data
     assert captured.one("ended_early")["what"] == f"evaluation loop over a DataLoader, after 3{length} batches"
 
 
-def test_outputs_kept_on_the_gpu_keep_the_evaluation_going(capture: Run) -> None:
+def test_outputs_kept_on_the_gpu_keep_the_evaluation_going_but_losses_do_not(capture: Run) -> None:
     captured = capture(
         """
         import torch
-        model = torch.nn.Linear(64, 64).cuda()
+        class Stream(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                return iter(torch.zeros(400, 64))
+        model = torch.nn.Linear(64, 512).cuda()
         with torch.inference_mode():
-            kept = [model(batch.cuda()) for batch in torch.utils.data.DataLoader(torch.zeros(400, 64), 8)]
-        print(len(kept))
+            kept = [model(batch.cuda()) for batch in torch.utils.data.DataLoader(Stream(), 8)]
+            losses = [model(batch.cuda()).sum() for batch in torch.utils.data.DataLoader(Stream(), 8)]
+        print(len(kept), len(losses))
         """
     ).check()
-    assert captured.said == ["50"]
+    assert captured.said == ["50 3"]
 
 
 def test_accelerate_ends_orderly_although_it_fetches_ahead(capture: Run) -> None:

@@ -5,10 +5,10 @@ Raising StopIteration there lets the code after the loop run: evaluation, saving
 
 - A training loop ends when `end_training_loops` was called for it.
 - An evaluation loop (forwards on the GPU with gradients disabled, neither backward nor optimizer step) may end in auto
-  mode after at least 3 batches, once neither the peak nor the bytes held have grown for two. It does if its length is
-  unknown, or if the rest would take more than PATIENCE_SECONDS. A shorter loop runs to its end, because scripts compare
-  what they have evaluated with `len(dataset)`. So do a loop that collects its outputs on the GPU, which grows, and one
-  that never uses the GPU.
+  mode after at least 3 batches, once neither the peak nor the bytes held have grown for two (a few scalars aside). It
+  does if its length is unknown, or if the rest would take more than PATIENCE_SECONDS. A shorter loop runs to its end,
+  because scripts compare what they have evaluated with `len(dataset)`. So do a loop that collects its outputs on the
+  GPU, which grows, and one that never uses the GPU.
 
 The end is only raised into code that expects one: a `for`, or a function that mentions StopIteration.
 """
@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from ..capture import Capture, in_main_thread
-from ..watch.peaks import Peaks
+from ..watch.peaks import NEGLIGIBLE_BYTES, Peaks, Summary, are_steady
 from ..watch.phases import Phases
 
 _FOR_ITER = opcode.opmap["FOR_ITER"]
@@ -48,7 +48,7 @@ class LoaderUse:
     fastest_seconds: float = float("inf")
     """The shortest time between two requests for a batch."""
     settled_since: float | None = None
-    samples: list[tuple[int, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
+    samples: list[tuple[int, Summary, int]] = field(default_factory=list)
     """At the last three requests for a batch: evaluation forwards so far, peaks, bytes held."""
 
     def note_request(self) -> None:
@@ -135,7 +135,8 @@ class Loaders:
         if len(use.samples) < 3 or num_forwards - use.first_evaluation < ENOUGH_EVALUATIONS:
             return False
         (forwards_0, peak_0, held_0), (forwards_1, peak_1, held_1), (forwards_2, peak_2, held_2) = use.samples
-        return forwards_0 < forwards_1 < forwards_2 and peak_0 == peak_1 == peak_2 and held_0 >= held_1 >= held_2
+        is_holding_more = held_1 > held_0 + NEGLIGIBLE_BYTES or held_2 > held_1 + NEGLIGIBLE_BYTES
+        return forwards_0 < forwards_1 < forwards_2 and are_steady([peak_0, peak_1, peak_2]) and not is_holding_more
 
     def _report(self, use: LoaderUse, is_training: bool) -> None:
         kind = "training" if is_training else "evaluation"

@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 
 from ..capture import Capture, in_main_thread
-from ..watch.peaks import Peaks
+from ..watch.peaks import NEGLIGIBLE_BYTES, Peaks, Summary, are_steady
 from .loaders import Loaders
 from .trainers import Trainers
 
@@ -43,9 +43,13 @@ class _Sampling:
 
     since: float
     num_batches: int
-    peaks: tuple[tuple[int, int], ...]
-    most_held: int
+    peaks: Summary = ()
+    most_held: int = 0
     num_passes: int = 0
+
+    def goes_on(self, peaks: Summary, held: int, num_batches: int) -> bool:
+        is_steady = are_steady([self.peaks, peaks]) and held <= self.most_held + NEGLIGIBLE_BYTES
+        return is_steady and num_batches == self.num_batches
 
 
 class EnoughSteps(SystemExit):
@@ -61,7 +65,7 @@ class Stopping:
         self._peaks = peaks
         self._loaders = loaders
         self._trainers = trainers
-        self._summaries: list[tuple[tuple[int, int], ...]] = []
+        self._summaries: list[Summary] = []
         self._asked_at: int | None = None
         self._num_started_when_asked = 0
         self._num_refusals = 0
@@ -87,9 +91,9 @@ class Stopping:
             return
         peaks, held, num_batches = self._peaks.summary(), self._peaks.allocated_now(), self._loaders.num_batches
         sampling = self._sampling
-        is_same = sampling is not None and (sampling.peaks, sampling.num_batches) == (peaks, num_batches)
-        if sampling is None or not is_same or held > sampling.most_held:
-            sampling = self._sampling = _Sampling(time.monotonic(), num_batches, peaks, held)
+        if sampling is None or not sampling.goes_on(peaks, held, num_batches):
+            sampling = self._sampling = _Sampling(time.monotonic(), num_batches)
+        sampling.peaks, sampling.most_held = peaks, max(held, sampling.most_held)
         sampling.num_passes += 1
         if sampling.num_passes >= ENOUGH_PASSES and time.monotonic() - sampling.since > PATIENCE_SECONDS:
             self._exit(f"a loop without gradients, after {sampling.num_passes} passes with the same peak")
@@ -105,7 +109,7 @@ class Stopping:
         is_long_enough = num_optimizer_steps >= FEWEST_STEPS or (
             num_optimizer_steps == 0 and num_backwards >= FEWEST_BACKWARDS
         )
-        return is_long_enough and len(self._summaries) == 3 and len(set(self._summaries)) == 1
+        return is_long_enough and len(self._summaries) == 3 and are_steady(self._summaries)
 
     def _is_overdue(self, asked_at: int) -> bool:
         trains_on_new_data = self._loaders.num_ended_training > 0 and (

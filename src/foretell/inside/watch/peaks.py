@@ -5,9 +5,17 @@ Records the peak before each `torch.cuda.reset_peak_memory_stats`; the script se
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..capture import Capture
+
+NEGLIGIBLE_BYTES = 2048
+"""What a step or a batch may leave behind: a few scalars, as in `losses.append(loss.detach())`."""
+
+Summary = tuple[tuple[int, int], ...]
+"""(peak allocated, peak reserved) of each device."""
 
 
 class Peaks:
@@ -44,8 +52,7 @@ class Peaks:
                 )
         return found
 
-    def summary(self) -> tuple[tuple[int, int], ...]:
-        """(peak allocated, peak reserved) of each device; stays equal while nothing grows."""
+    def summary(self) -> Summary:
         return tuple((each["peak_allocated_bytes"], each["peak_reserved_bytes"]) for each in self.devices())
 
     def allocated_now(self) -> int:
@@ -65,3 +72,12 @@ class Peaks:
             return original(device)
 
         return reset_and_remember
+
+
+def are_steady(summaries: Sequence[Summary]) -> bool:
+    """Whether no peak has grown from one summary to the next."""
+    return all(
+        [reserved for _, reserved in before] == [reserved for _, reserved in after]
+        and sum(allocated for allocated, _ in after) <= sum(allocated for allocated, _ in before) + NEGLIGIBLE_BYTES
+        for before, after in pairwise(summaries)
+    )
