@@ -185,3 +185,5 @@ class CaptureResult:
     """By Ctrl-C, SIGTERM or SIGHUP to foretell."""
     seconds: float
     isolation: Isolation = _NOT_ISOLATED
+    is_python: bool = False
+    """The command is a Python interpreter, or a script for one."""

@@ -16,12 +16,14 @@ from types import TracebackType
 from typing import Any
 
 from ..capture import Capture
+from ..guard.network import Network
 from ..where import where_raised
 
 
 class ProcessEnd:
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, network: Network) -> None:
         self._capture = capture
+        self._network = network
         self._pid = os.getpid()
         self._reported: BaseException | None = None
 
@@ -42,7 +44,7 @@ class ProcessEnd:
     def _watching_other_threads(self, previous: Any) -> Any:
         def excepthook(args: Any) -> None:
             if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-                self._capture.journal.write("exception", thread=True, **describe(args.exc_value, args.exc_traceback))
+                self._write(args.exc_value, args.exc_traceback, thread=True)
             previous(args)
 
         return excepthook
@@ -50,7 +52,12 @@ class ProcessEnd:
     def _report(self, error: BaseException, traceback: TracebackType | None) -> None:
         if error is not self._reported:
             self._reported = error
-            self._capture.journal.write("exception", **describe(error, traceback))
+            self._write(error, traceback)
+
+    def _write(self, error: BaseException, traceback: TracebackType | None, **more: bool) -> None:
+        wanted = self._network.wanted_by(error) if self._capture.options.offline else None
+        network = {} if wanted is None else {"network": wanted}
+        self._capture.journal.write("exception", **describe(error, traceback), **network, **more)
 
     def _at_exit(self) -> None:
         # The interpreter itself sets sys.last_value, so scripts that replace sys.excepthook are covered too.
