@@ -1,8 +1,8 @@
 """Journals how the process ends, in `exception` and `end` lines.
 
 `atexit` runs its functions last in, first out, and this one is registered before the script's first line: the script's
-own exit handlers and multiprocessing's come first. It runs after a return, sys.exit, an exception and foretell's own
-early end; not after os._exit or a signal, which the reader recognises by the missing line.
+own exit handlers and multiprocessing's come first. It runs after a return, sys.exit, an exception, os._exit and
+foretell's own early end; not after a signal or an exit in C, which the reader recognises by the missing line.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -26,11 +27,13 @@ class ProcessEnd:
         self._network = network
         self._pid = os.getpid()
         self._reported: BaseException | None = None
+        self._has_ended = False
 
     def install(self) -> None:
         atexit.register(self._at_exit)
         patches = self._capture.patches
         patches.added("atexit", lambda: atexit.unregister(self._at_exit))
+        patches.wrap(os, "_exit", self._ending_first)
         patches.wrap(sys, "excepthook", self._watching_main_thread)
         patches.wrap(threading, "excepthook", self._watching_other_threads)
 
@@ -49,6 +52,15 @@ class ProcessEnd:
 
         return excepthook
 
+    def _ending_first(self, previous: Any) -> Any:
+        def exit_at_once(status: int) -> None:
+            if os.getpid() == self._pid:  # not a fork, which would tell of its parent
+                with suppress(Exception):
+                    self._at_exit()
+            previous(status)
+
+        return exit_at_once
+
     def _report(self, error: BaseException, traceback: TracebackType | None) -> None:
         if error is not self._reported:
             self._reported = error
@@ -60,6 +72,9 @@ class ProcessEnd:
         self._capture.journal.write("exception", **describe(error, traceback), **network, **more)
 
     def _at_exit(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
         # The interpreter itself sets sys.last_value, so scripts that replace sys.excepthook are covered too.
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException) and os.getpid() == self._pid:
