@@ -22,6 +22,7 @@ def step(batch):
 for _ in range(3):
     step(64)
 """
+SMALL = {"gpu": "512MiB,sm86", "context_bytes": 160 << 20}
 
 
 @pytest.fixture
@@ -101,9 +102,18 @@ raise AssertionError("not ended")
     assert not any("exit" in caveat for caveat in done.result["caveats"])
 
 
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_the_traceback_of_an_oom_is_folded_and_that_of_another_failure_is_not(run: Any, is_verbose: bool) -> None:
+    done = run("step(1 << 20)", verbose=is_verbose, **SMALL)
+    assert done.result["verdict"] == "oom"
+    assert ("Traceback (most recent call last)" in done.stdout) is is_verbose
+    assert ("train.py:7; --verbose shows the traceback" in done.stdout) is not is_verbose
+    failed = run("raise ValueError", verbose=is_verbose)
+    assert "Traceback (most recent call last)" in failed.stdout
+
+
 # --- out of memory, caught --------------------------------------------------------------------------------------------
 
-SMALL = {"gpu": "512MiB,sm86", "context_bytes": 160 << 20}
 CAUGHT = {
     "halves its batch": (
         """

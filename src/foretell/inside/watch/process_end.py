@@ -40,7 +40,12 @@ class ProcessEnd:
     def _watching_main_thread(self, previous: Any) -> Any:
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
             self._report(error, traceback)
-            previous(kind, error, traceback)
+            told = describe(error, traceback)
+            if told["is_oom"] and not self._capture.options.verbose:
+                where = f" at {told['where']}" if told["where"] else ""
+                print(f"{told['type']}{where}; --verbose shows the traceback", file=sys.stderr)
+            else:
+                previous(kind, error, traceback)
 
         return excepthook
 
