@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from textwrap import dedent
@@ -13,6 +14,7 @@ import pytest
 from capture_folder import SEGMENT, CaptureFolder
 from conftest import HAS_CUDA, ForetellRun, lines_of
 from foretell.analysis.lifetimes import attribute
+from foretell.cli import main
 from foretell.records import CATEGORIES, Attribution, Block
 from foretell.report.holders import blocks_at_peak, by_category, by_module, holders, timeline
 from foretell.trace import load
@@ -271,3 +273,13 @@ def test_repeated_layers_are_one_holder(warm_runs: WarmRuns, tmp_path: Path) -> 
     assert weights.num_blocks == 6
     assert weights.bytes == 3 * (256 * 2048 * 4 + 2048 * 4)
     assert sum(holder.bytes for holder in rows.values()) == found.run.peak["allocated_bytes"]
+
+
+def test_a_script_whose_name_is_not_utf8_is_attributed_but_for_its_lines(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    script = tmp_path / os.fsdecode(b"tr\xffin.py")
+    script.write_text("import torch\nx = torch.ones(1 << 20, device='cuda', requires_grad=True)\nx.sum().backward()\n")
+    run = warm_runs.run(script, trace=tmp_path / "x.trace")
+    assert run.code == 0, run.tail()
+    assert sum(run.peak["by_category"].values()) == run.peak["allocated_bytes"]
+    assert "not UTF-8" in " ".join(run.result["caveats"])
+    assert main(["report", str(tmp_path / "x.trace"), "--report", str(tmp_path / "x.html")]) == 0

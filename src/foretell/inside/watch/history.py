@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -42,11 +43,15 @@ class History:
         self._allocations_at_flush = 0
         self._repetitions = Repetitions()
         self._pid = 0
+        self._context: str | None = "alloc"
 
     def install(self, torch: Any) -> None:
         """Call while CUDA is being initialised."""
         self._torch = torch
         self._pid = os.getpid()
+        if not _are_file_names_utf8():  # a snapshot of a stack with such a name fails, in C++
+            self._context = None
+            self._capture.caveat("a file name of the script is not UTF-8, so the lines that allocate are unknown")
         self._yield_to_the_script()
         self._record("all")
         self._is_recording = True
@@ -106,7 +111,7 @@ class History:
     def _record(self, enabled: str | None) -> None:
         self._is_ours = True
         try:
-            self._torch.cuda.memory._record_memory_history(enabled, context="alloc", stacks="python")
+            self._torch.cuda.memory._record_memory_history(enabled, context=self._context, stacks="python")
         finally:
             self._is_ours = False
 
@@ -195,6 +200,14 @@ def window(device: int, entries: list[dict[str, Any]], repeated: Sequence[tuple[
 def _address(entry: dict[str, Any]) -> int:
     """Address of an entry. An out-of-memory entry has the free bytes of the card instead."""
     return int(entry.get("addr", entry.get("device_free", 0)))
+
+
+def _are_file_names_utf8() -> bool:
+    try:
+        "".join((sys.argv[:1] or [""]) + [str(folder) for folder in sys.path]).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_python(filename: str) -> bool:
