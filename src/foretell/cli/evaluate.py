@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foretell.evaluation.metrics import Figures, Judged
     from foretell.evaluation.records import Answer, Case
     from foretell.evaluation.statistics import Draws, Factor
+    from foretell.runs import Store
 
 _Any = TypeVar("_Any")
 _BEGIN, _END = "<!-- begin: foretell evaluate -->", "<!-- end: foretell evaluate -->"
@@ -122,7 +123,7 @@ def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, An
     store = Store(options.answers or _cache() / f"{options.engine}.jsonl", state=state)
     keys = {case.key: job_of(case, options.engine).key for case in cases}
     first_of = {keys[case.key]: case for case in reversed(cases)}
-    missing = [case for key, case in first_of.items() if key not in store]
+    missing = [case for key, case in first_of.items() if not _has_answer(store, key)]
     if missing:
         workers = min(options.workers, len(missing)) if isinstance(options.workers, int) else options.workers
         with Pool(workers, modules=modules_of(missing)) as pool:
@@ -131,6 +132,17 @@ def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, An
                 store.add(keys[case.key], to_plain(found))
     store.close()
     return {case.key: replace(from_plain(Answer, store[keys[case.key]]), key=case.key) for case in cases}
+
+
+def _has_answer(store: Store, key: str) -> bool:
+    """Whether there is an answer that can be read: a line of the file may be damaged."""
+    from foretell.evaluation.records import Answer
+    from foretell.plain import from_plain
+
+    try:
+        return key in store and isinstance(from_plain(Answer, store[key]), Answer)
+    except ValueError:
+        return False
 
 
 def _cache() -> Path:

@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 from .capture import Capture
-from .guard.network import Network
 from .journal import this_process
 from .options import Options
 from .watch.process_end import ProcessEnd
@@ -21,16 +20,12 @@ def install(given: dict[str, Any]) -> Capture:
     options = Options(given)
     capture = Capture(options)
     capture.journal.write("process", **this_process())
-    network = Network()
-    ProcessEnd(capture, network).install()
+    ProcessEnd(capture).install()
     capture.imports.install(capture.patches)
     _time_the_import_of_torch(capture)
-    from .guard import children, offline
+    from .guard import offline
 
-    children.install(capture)
     offline.install(capture)
-    if options.offline:
-        network.install(capture)
     if options.isolation == "kernel":
         from .files import layers
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from foretell.plain import parse_json
+
 _PACKAGE = Path(__file__).parent.parent
 _CODE = (".py", ".c", ".h", ".inc", ".toml")
 
@@ -56,7 +58,7 @@ def lines(path: Path) -> Iterator[tuple[str, str, Any]]:
         return
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            line = json.loads(text)
+            line = parse_json(text)
             yield str(line["key"]), str(line["state"]), line["result"]
         except (ValueError, KeyError, TypeError):
             continue

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from foretell.allocator import AllocatorSettings
 from foretell.jobs import CaptureResult
 from foretell.protocol import native_log
-from foretell.protocol.history import COLUMNS, ORIGIN
+from foretell.protocol.history import ACTIONS, COLUMNS, ORIGIN
 from foretell.protocol.journal import WRITES, read_journal
 from foretell.protocol.marks import MODULE_FRAME, NOTHING
-from foretell.trace.journal import Told, devices_of, read_lines
+from foretell.trace.journal import DAMAGED, Told, devices_of, read_lines, whole_lines
 from foretell.trace.owners import Frame, History, read_owners
 from foretell.trace.records import (
     PHASES,
@@ -62,7 +62,8 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _read(result: CaptureResult) -> Trace:
-    journals = {_pid_of(path): read_journal(path) for path in sorted(result.directory.glob("journal-*.jsonl"))}
+    paths = sorted(result.directory.glob("journal-*.jsonl"))
+    journals = {_pid_of(path): whole_lines(read_journal(path)) for path in paths}
     pids = set(journals) | {_pid_of(path) for path in result.directory.glob("native-*.bin")}
     native = {pid: _read_native(result.directory, pid) for pid in sorted(pids)}
     on_gpu = [pid for pid in sorted(pids) if _uses_gpu(journals.get(pid, []), native[pid].driver)]
@@ -72,7 +73,7 @@ def _read(result: CaptureResult) -> Trace:
         pid = min(journals, key=lambda p: _time_of(journals[p]), default=None)
     others = [line for p, lines in journals.items() if p != pid for line in lines]
     if (writes := result.directory / WRITES).exists():
-        others += read_journal(writes)
+        others += whole_lines(read_journal(writes))
     # A process that only queries the card (a compile worker) uses none of its memory.
     num_gpu_processes = sum(_peak_reserved(journals.get(p, []), native[p].driver) > 0 for p in on_gpu)
     return _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, num_gpu_processes)
@@ -134,7 +135,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
             whole = compress(column[1 + part.word], mine)
             mask = (1 << part.bits) - 1
             values = whole if part.bits == 64 else (word >> part.shift & mask for word in whole)
-            columns[part.name] = array(getattr(empty, part.name).typecode, values)
+            columns[part.name] = _column(getattr(empty, part.name).typecode, values)
         return table(**columns)
 
     moved, launched = rows(native_log.ALLOCATION, native_log.FREE), rows(native_log.LAUNCH)
@@ -146,7 +147,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
             time_us=array("q", compress(column[0], moved)),
             is_free=array("B", (kind == native_log.FREE.number for kind in compress(kinds, moved))),
             name=array("I", compress(name, moved)),
-            address=array("Q", compress(column[1], moved)),
+            address=_column("Q", compress(column[1], moved)),
             size=array("q", compress(column[2], moved)),
             device=array("q", compress(column[3], moved)),
             in_use=array("q", compress(column[4], moved)),
@@ -165,7 +166,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
             time_us=array("q", compress(column[0], called)),
             name=array("I", compress(name, called)),
             workspace_bytes=array("q", map(mul, compress(column[1], called), has_workspace)),
-            device=array("B", compress(column[6], called)),
+            device=_column("B", compress(column[6], called)),
         ),
         convolutions=calls(native_log.CONVOLUTION, Convolutions),
         products=calls(native_log.MATRIX_PRODUCT, MatrixProducts),
@@ -178,6 +179,12 @@ def _read_native(directory: Path, pid: int) -> _Native:
         num_unknown_reads=sum(rows(native_log.UNKNOWN_READ)),
         workspaces=tuple(compress(zip(*column[:4], strict=True), rows(native_log.WORKSPACE))),
     )
+
+
+def _column(letter: str, values: Iterable[int]) -> array[int]:
+    """The low bits of each word: a damaged record may have more."""
+    mask = (1 << 8 * array(letter).itemsize) - 1
+    return array(letter, values if letter == "q" else (value & mask for value in values))
 
 
 def _uses_gpu(lines: list[dict[str, Any]], driver: DriverEvents) -> bool:
@@ -244,12 +251,7 @@ def _assemble(
             Counted(what=what, where=where, count=count) for (what, where), count in told.unknown_reads.most_common()
         ),
         unimplemented=_missing_functions(told.unimplemented, native.values()),
-        unsupported=(
-            *told.unsupported,
-            *_static_runtimes(native.values()),
-            *_refused_addresses(native.values()),
-            *_unobserved(result),
-        ),
+        unsupported=(*told.unsupported, *_static_runtimes(native.values()), *_refused_addresses(native.values())),
         redirected_writes=tuple(told.redirected_writes),
         not_sent=tuple(told.not_sent),
         ended_early=tuple(told.ended_early),
@@ -303,15 +305,6 @@ def _missing_functions(told: dict[str, MissingFunction], native: Iterable[_Nativ
     return tuple({**missing, **told}.values())
 
 
-def _unobserved(result: CaptureResult) -> Iterator[Unsupported]:
-    """A Python that ended well without having said anything."""
-    if result.is_python and result.exit_status == 0 and not (result.directory / "main").exists():
-        yield Unsupported(
-            what="Python was started without foretell's hooks, so nothing is known about this run",
-            hint="Remove the options -I, -E and -S of python, which ignore PYTHONPATH or sitecustomize.",
-        )
-
-
 def _static_runtimes(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
     files = dict.fromkeys(file for each in native for file in each.static_runtimes)
     return tuple(
@@ -339,29 +332,38 @@ def _refused_addresses(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
 def _read_history(directory: Path, pid: int | None) -> History:
     """Join the windows of one process; each has its own numbers for stacks, frames and origins."""
     history = History()
-    events, origins = history.events, history.origins
     windows = sorted(directory.glob(f"history-{pid}-*.marshal"), key=lambda path: int(path.stem.split("-")[2]))
     for path in windows:
         try:
-            window = marshal.loads(path.read_bytes())
-            columns = {name: array(letter, window["columns"][name]) for name, letter in COLUMNS.items()}
-            repeated = [(int(after), int(number)) for after, number in window["repeated"]]
-        except (EOFError, KeyError, ValueError, TypeError):
+            _add_window(history, marshal.loads(path.read_bytes()))
+        except DAMAGED:
             break  # the process died while writing; later windows would be inconsistent
-        history.add_repetitions(int(window["device"]), columns["action"], repeated)
-        frames = [(str(file), int(line), str(function)) for file, line, function in window["frames"]]
-        told = [_without_modules([frames[number] for number in stack]) for stack in window["stacks"]]
-        # The last element of each is for index -1.
-        stacks = [*(history.stack(python) for python, _ in told), NOTHING]
-        modules = [*(origins.number(Origin(module=module)) for _, module in told), NOTHING]
-        own = [*(origins.number(_origin(row)) for row in window["origins"]), NOTHING]
-        for name in ("time_us", "action", "address", "size", "stream"):
-            getattr(events, name).extend(columns[name])
-        events.device.extend(array("H", [int(window["device"])]) * len(columns["action"]))
-        events.stack.extend(array("i", map(stacks.__getitem__, columns["stack"])))
-        by_number, numbers = (own, columns["origin"]) if window["origins"] else (modules, columns["stack"])
-        events.origin.extend(array("i", map(by_number.__getitem__, numbers)))
     return history
+
+
+def _add_window(history: History, window: dict[str, Any]) -> None:
+    """All of a window, or nothing if it is damaged."""
+    origins = history.origins
+    columns = {name: array(letter, window["columns"][name]) for name, letter in COLUMNS.items()}
+    num_events = len(columns["action"])
+    if {len(column) for column in columns.values()} != {num_events}:
+        raise ValueError("columns of different lengths")
+    if max(columns["action"], default=0) >= len(ACTIONS):
+        raise ValueError("an unknown action")
+    repeated = [(int(after), int(number)) for after, number in window["repeated"]]
+    frames = [(str(file), int(line), str(function)) for file, line, function in window["frames"]]
+    told = [_without_modules([frames[number] for number in stack]) for stack in window["stacks"]]
+    # The last element of each is for index -1.
+    stacks = [*(history.stack(python) for python, _ in told), NOTHING]
+    modules = [*(origins.number(Origin(module=module)) for _, module in told), NOTHING]
+    own = [*(origins.number(_origin(row)) for row in window["origins"]), NOTHING]
+    by_number, numbers = (own, columns["origin"]) if window["origins"] else (modules, columns["stack"])
+    columns["origin"] = array("i", map(by_number.__getitem__, numbers))
+    columns["stack"] = array("i", map(stacks.__getitem__, columns["stack"]))
+    columns["device"] = array("H", [int(window["device"])]) * num_events
+    for name, column in columns.items():
+        getattr(history.events, name).extend(column)
+    history.add_repetitions(int(window["device"]), columns["action"], repeated)
 
 
 def _without_modules(stack: list[Frame]) -> tuple[list[Frame], str | None]:

@@ -61,6 +61,26 @@ class Told:
         return tuple(phase for phase in PHASES if phase in self.phases)
 
 
+DAMAGED = (ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, TypeError, ValueError)
+"""What reading a file raises that a killed process, or a full disk, has left half written."""
+
+
+def whole_lines(lines: list[Line]) -> list[Line]:
+    """Without damaged ones; half a line is not JSON, and not among them."""
+    return [line for line in lines if _is_whole(line)]
+
+
+def _is_whole(line: Line) -> bool:
+    try:
+        int(line.get("time_us", 0))
+        devices_of(line)
+        if line["kind"] in _READERS:
+            _READERS[line["kind"]](Told(), line)
+    except DAMAGED:
+        return False
+    return True
+
+
 def read_lines(lines: list[Line], others: list[Line]) -> Told:
     """`lines`: of the reported process; `others`: of all other processes of the run."""
     told = Told()
@@ -95,17 +115,17 @@ def _torch(told: Told, line: Line) -> None:
     if told.torch_version is None:
         told.torch_version = _optional(line.get("version"))
         told.cuda_version = _optional(line.get("cuda"))
-        told.cudnn_version = line.get("cudnn") or told.cudnn_version
+        told.cudnn_version = int(line.get("cudnn") or 0) or told.cudnn_version
         told.engine = "cpu" if line.get("engine") == "cpu" else "virtual"
 
 
 def _cudnn(told: Told, line: Line) -> None:
-    told.cudnn_version = told.cudnn_version or line.get("version")
+    told.cudnn_version = told.cudnn_version or int(line["version"])
 
 
 def _cuda(told: Told, line: Line) -> None:
     if told.arch_list is None:
-        told.arch_list = tuple(line.get("arch_list") or ())
+        told.arch_list = tuple(map(str, line.get("arch_list") or ()))
         told.cublas_workspace_config = _optional(line.get("cublas_workspace_config"))
 
 
@@ -148,7 +168,6 @@ def _exception(told: Told, line: Line) -> None:
         message=str(line.get("message") or ""),
         where=_optional(line.get("where")),
         is_oom=bool(line.get("is_oom")),
-        network=_optional(line.get("network")),
     )
 
 

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from foretell.protocol.history import ACTIONS
 from foretell.protocol.marks import LABELLED
 from foretell.records import CATEGORIES
+from foretell.trace.journal import DAMAGED
 from foretell.trace.origins import Names, OriginTable
 from foretell.trace.records import PHASES, Labels, MemoryEvents, Spans
 
@@ -80,24 +82,14 @@ def read_owners(
     windows = sorted(directory.glob(f"owners-{pid}-*.marshal"), key=lambda path: int(path.stem.split("-")[2]))
     for path in windows:
         try:
-            window = marshal.loads(path.read_bytes())
-        except (EOFError, ValueError, TypeError):
+            window = _Window(marshal.loads(path.read_bytes()), places, history.names)
+        except DAMAGED:
             break  # the process died while writing
-        names = [*window["names"], None]  # the last is for index -1
-        numbers = [history.names.number(name) for name in names]
-        for device, count, phase, step, first, second in window["marks"]:
-            if phase < 0:
-                nodes[device].append((count, names[first], names[second]))
-                continue
-            spans.append((places.first_after(device, count), _phase(names[phase]), step, numbers[first]))
-            nodes[device].append((count, None, None))
-        if window["labels"]:
-            device, count, address, category, name = zip(*window["labels"], strict=True)
-            labels[0].extend(places.after_each(device, count))
-            labels[1].extend(device)
-            labels[2].extend(address)
-            labels[3].extend(map(_LABELLED.__getitem__, category))
-            labels[4].extend(map(numbers.__getitem__, name))
+        spans += window.spans
+        for number, node in window.nodes:
+            nodes[number].append(node)
+        for column, added in zip(labels, window.labels, strict=False):
+            column.extend(added)
     owners = Owners()
     _fill(owners.labels, labels)
     _fill(owners.spans, [array("q", column) for column in zip(*spans, strict=True)])
@@ -105,6 +97,31 @@ def read_owners(
     for device, marks in nodes.items():
         backward.set(places.allocations.get(device, ()), marks)
     return owners
+
+
+class _Window:
+    """One file. Its constructor fails if it is damaged."""
+
+    def __init__(self, window: dict[str, Any], places: _Places, known: Names) -> None:
+        self.spans: list[tuple[int, ...]] = []
+        self.nodes: list[tuple[int, tuple[int, str | None, str | None]]] = []
+        """Device; count, node and module."""
+        self.labels: list[array[int]] = []
+        names = [*window["names"], None]  # the last is for index -1
+        numbers = [known.number(name) for name in names]
+        for device, count, phase, step, first, second in window["marks"]:
+            if phase < 0:
+                self.nodes.append((device, (count, names[first], names[second])))
+                continue
+            self.spans.append((places.first_after(device, count), _phase(names[phase]), step, numbers[first]))
+            self.nodes.append((device, (count, None, None)))
+        if window["labels"]:
+            device, count, address, category, name = zip(*window["labels"], strict=True)
+            columns = (
+                places.after_each(device, count), device, address,
+                map(_LABELLED.__getitem__, category), map(numbers.__getitem__, name),
+            )  # fmt: skip
+            self.labels = [array("q", column) for column in columns]
 
 
 def _phase(name: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -30,6 +30,8 @@ _CUBLAS_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
 _MOST_BYTES = 4 * GIB
 _UNPACKED_BYTES, _MOST_RATIO = 64 * MIB, 100
 """A packed profile may have so many bytes, and so many times its own: profiles have up to 30 times."""
+_MOST_ELEMENTS = 1 << 50
+"""More than any machine has memory for."""
 _CPU, _CUDA = 0, 1
 """c10::DeviceType."""
 _OPERATORS = ("cpu_op", "user_annotation", "python_function")
@@ -127,6 +129,13 @@ class CpuProfile:
 def read(path: Path) -> CpuProfile:
     """Read a profile. Raises `UsageError` if the file is not a profile, `UnsupportedError` if it cannot be used."""
     document = _document(path)
+    try:
+        return _profile(document, path)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is a damaged profile ({type(error).__name__}: {error}). {_HOW_TO_RECORD}") from None
+
+
+def _profile(document: dict[str, Any], path: Path) -> CpuProfile:
     events = [event for event in document["traceEvents"] if isinstance(event, dict)]
     memory = [event for event in events if event.get("name") == "[memory]" and isinstance(event.get("args"), dict)]
     spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in _OPERATORS]
@@ -145,10 +154,7 @@ def read(path: Path) -> CpuProfile:
     if not on_cpu:
         kinds = sorted({str(event["args"].get("Device Type")) for event in memory})
         raise UnsupportedError(f"{path} has no memory events of the CPU, only of device types {', '.join(kinds)}.")
-    try:
-        return _on_one_line(spans, on_cpu, cublas_config=str(document.get(_CUBLAS_CONFIG, "")))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is a damaged profile ({type(error).__name__}: {error}). {_HOW_TO_RECORD}") from None
+    return _on_one_line(spans, on_cpu, cublas_config=str(document.get(_CUBLAS_CONFIG, "")))
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -169,6 +175,8 @@ def _document(path: Path) -> dict[str, Any]:
         is_cut = text.lstrip()[:1] in (b"{", b"[") and error.pos >= len(text) - 1000
         what = "is truncated" if is_cut else "is not JSON"
         raise UsageError(f"{path} {what} ({error}). {_HOW_TO_RECORD}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not a profile: {error}. {_HOW_TO_RECORD}") from None
     if isinstance(document, list):
         document = {"traceEvents": document}
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
@@ -188,27 +196,26 @@ def _on_one_line(spans: list[dict[str, Any]], memory: list[dict[str, Any]], *, c
     points.sort(key=lambda point: point[:4])
     begins: dict[int, tuple[int, Moment, int | None]] = {}
     ends: dict[int, Moment] = {}
-    stacks: dict[Any, list[int]] = {}
+    stacks: dict[Any, dict[int, None]] = {}  # the numbers of running operators, of which any may be the first to end
     events: list[MemoryEvent] = []
     for at, (_, kind, _, _, event) in enumerate(points):
         tick = (at,)
-        stack = stacks.setdefault(event.get("tid"), [])
+        stack = stacks.setdefault(event.get("tid"), {})
         if kind == 0:
-            begins[id(event)] = (len(begins), tick, stack[-1] if stack else None)
-            stack.append(len(begins) - 1)
+            begins[id(event)] = (len(begins), tick, next(reversed(stack), None))
+            stack[len(begins) - 1] = None
         elif kind == 2:
             number = begins[id(event)][0]
             ends[number] = tick
-            if number in stack:
-                stack.remove(number)
+            stack.pop(number, None)
         else:
             arguments = event["args"]
             events.append(
                 MemoryEvent(
                     tick=tick,
                     address=int(arguments["Addr"]),
-                    num_bytes=int(arguments["Bytes"]),
-                    operator=stack[-1] if stack else None,
+                    num_bytes=_num_bytes(arguments["Bytes"]),
+                    operator=next(reversed(stack), None),
                 )
             )
     operators = [_operator(span, *begins[id(span)][1:], ends[begins[id(span)][0]]) for span in spans]
@@ -220,6 +227,12 @@ def _on_one_line(spans: list[dict[str, Any]], memory: list[dict[str, Any]], *, c
         has_shapes=any(operator.inputs for operator in operators),
         cublas_config=cublas_config,
     )
+
+
+def _num_bytes(value: Any) -> int:
+    if abs(int(value)) > _MOST_ELEMENTS:
+        raise ValueError(f"{int(value)} bytes"[:80])
+    return int(value)
 
 
 def _nanoseconds(microseconds: Any) -> int:
@@ -241,6 +254,13 @@ def _operator(span: dict[str, Any], begin: Moment, parent: int | None, end: Mome
     )
 
 
+def _extents(shape: Sequence[Any]) -> tuple[int, ...]:
+    extents = tuple(map(int, shape))
+    if prod(extents) > _MOST_ELEMENTS or min(extents, default=0) < 0:
+        raise ValueError(f"a tensor of the shape {extents}"[:80])
+    return extents
+
+
 def _inputs(arguments: dict[str, Any]) -> Iterator[Tensor | None]:
     """Yield the input tensors. A list of tensors is one argument whose shape is a list of shapes; its tensors come one
     by one."""
@@ -248,8 +268,8 @@ def _inputs(arguments: dict[str, Any]) -> Iterator[Tensor | None]:
     strides = arguments.get("Input Strides") or [[]] * len(shapes)
     for shape, element, steps in zip(shapes, types, strides, strict=False):
         if element == "TensorList" or (shape and isinstance(shape[0], list)):
-            yield from (Tensor(shape=tuple(each), element="float") for each in shape if isinstance(each, list))
+            yield from (Tensor(shape=_extents(each), element="float") for each in shape if isinstance(each, list))
         elif element in _ELEMENT_BYTES:
-            yield Tensor(shape=tuple(map(int, shape)), element=str(element), strides=tuple(map(int, steps)))
+            yield Tensor(shape=_extents(shape), element=str(element), strides=tuple(map(int, steps)))
         else:
             yield None

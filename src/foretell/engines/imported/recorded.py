@@ -18,6 +18,7 @@ from foretell.engines.imported.library_calls import library_calls
 from foretell.engines.imported.optimizers import unknown_optimizers
 from foretell.engines.imported.passes import apply
 from foretell.engines.imported.simulation import simulate
+from foretell.errors import UsageError
 from foretell.trace import Trace
 from foretell.units import format_bytes
 from foretell.versions import PLANNED_CONVOLUTIONS
@@ -33,6 +34,19 @@ class Imported:
 def import_profile(path: Path, card: Card, *, context_bytes: int | None = None, explain: bool = False) -> Imported:
     started = time.monotonic()
     profile = read(path)
+    try:
+        return _imported(profile, path, card, context_bytes=context_bytes, explain=explain, started=started)
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+        # The rules rely on what operators have; in a profile that was changed by hand, they have anything.
+        raise UsageError(
+            f"{path} cannot be imported: an operator or a memory event is not as PyTorch records it "
+            f"({type(error).__name__}: {error}). If torch.profiler wrote it, please open an issue with the file."
+        ) from None
+
+
+def _imported(
+    profile: CpuProfile, path: Path, card: Card, *, context_bytes: int | None, explain: bool, started: float
+) -> Imported:
     card = replace(card, cublas_config=profile.cublas_config or card.cublas_config)
     recorded = analyse(profile)
     job, results = apply(recorded, card, with_peaks=explain)

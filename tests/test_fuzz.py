@@ -1,0 +1,337 @@
+"""Whatever is wrong with a file, foretell says so in one line: no traceback, no hang, bounded memory.
+
+FORETELL_FUZZ=35000 makes ten times as many mutations. A failure names its kind and seed; FORETELL_FUZZ_SEED=KIND:SEED
+makes that mutation alone, and keeps the file in pytest's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import pytest
+
+from capture_folder import SEGMENT, CaptureFolder, training_run
+from foretell import calibration, gpus
+from foretell.analysis.verdict import estimate_of
+from foretell.cli import main as command_line
+from foretell.cli.main import BUG
+from foretell.diff import compare
+from foretell.diff import json as diff_json
+from foretell.diff.summary import summary_of_run
+from foretell.errors import ForetellError, TraceError
+from foretell.jobs import Job
+from foretell.plain import from_plain
+from foretell.protocol import native_log
+from foretell.records import Estimate
+from foretell.report import html, notebook, snapshot
+from foretell.runs import Store
+from foretell.runs.environment import convolution_line
+from foretell.runs.store import lines
+from foretell.trace import load, save
+from foretell.units import MIB
+from mutations import Mutate, mutate_bytes, mutate_json, mutate_zip
+from test_calibration import PROFILE
+from test_import import Span, a_step, backward, document
+
+BUDGET = int(os.environ.get("FORETELL_FUZZ", "3500"))
+ONLY = os.environ.get("FORETELL_FUZZ_SEED", "")
+SECONDS = 5
+"""Of CPU for one file; a whole one takes a few hundredths."""
+MORE_BYTES = 1 << 30
+"""Of address space, over what the process has at its start."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: whole ones by name, how they are mutated, and everything that reads one."""
+
+    files: Callable[[Path], dict[str, bytes]]
+    mutate: Mutate
+    read: Callable[[Path], None]
+    """`read(path)`: reads a mutated file, beside which there are the whole ones."""
+
+
+def main(*words: str | Path) -> None:
+    """The command line, which must not find a bug."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        code = command_line(list(map(str, words)))
+    assert code != BUG
+    if code == 2:
+        raise TraceError(said.getvalue())
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def traces(folder: Path) -> dict[str, bytes]:
+    capture = a_capture(folder / "capture")
+    found = {}
+    for name, changes in {"fits": {}, "failed": {"exit_status": 1}}.items():
+        save(capture.trace(**changes), folder / "saved")
+        found[f"{name}.trace"] = (folder / "saved").read_bytes()
+    return found
+
+
+def a_capture(folder: Path) -> CaptureFolder:
+    """Two steps, with everything a journal and a native log can have."""
+    folder.mkdir()
+    capture = training_run(folder)
+    capture.native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 2 * MIB, time_us=1)
+    for kind in native_log.KINDS:
+        if kind.is_call:
+            values = {field.name: number % len(field.choices or range(99)) for number, field in enumerate(kind.fields)}
+            capture.call(kind, kind.name, time_us=4, **values)
+    capture.owners(
+        ["forward", "Net.layer", "weight", "AddBackward0"],
+        marks=[(0, 0, 0, 0, 1, 1), (0, 1, -1, 0, 3, 1), (0, 2, 0, 1, 1, 1)],
+        labels=[(0, 1, SEGMENT, 0, 2), (0, 2, SEGMENT + 1024, 2, 2)],
+    )
+    capture.journal("unknown_read", 5, bytes=4, where="t.py:9", what="aten::item", count=2)
+    capture.journal("oom", 6, step=1, phase="backward", requested_bytes=7, message="CUDA out of memory.", where="t:3")
+    capture.journal("keeper", 7, name="losses", what="a list of tensors that grows", where="t.py:4")
+    capture.journal("caveat", text="a caveat").journal("not_sent", what="wandb").journal("redirected_write", path="/x")
+    capture.journal("ended_early", how="loader", step=2, what="training loop").journal("phase", phase="forward", step=0)
+    settings = "max_split_size_mb:32,roundup_power2_divisions:[1:2,>:4]"
+    capture.journal("allocator", 0, settings=settings, backend="native")
+    return capture.journal("exception", 8, type="ValueError", message="no", where="t.py:1", is_oom=False)
+
+
+def read_trace(path: Path) -> None:
+    main("report", path, "--json", path.with_name("out.json"))
+    main("what-if", path, "--gpu", "rtx-4060", "--alloc-conf", "expandable_segments:True")
+    trace = load(path)
+    estimate = estimate_of(trace)
+    summary = summary_of_run("x", estimate)
+    diff_json.render(compare(summary, summary))
+    if estimate.attribution is not None:
+        html.render(estimate, estimate.attribution)
+    snapshot.render(trace, estimate.attribution)
+
+
+# --- the others -------------------------------------------------------------------------------------------------------
+
+
+def estimates(folder: Path) -> dict[str, bytes]:
+    trace = a_capture(folder / "capture").trace()
+    return {"fits.json": estimate_of(trace).to_json().encode()}
+
+
+def read_estimate(path: Path) -> None:
+    main("diff", path.with_name("fits.json"), path)
+    main("diff", path, path.with_name("fits.json"), "--fail-over", "5%", "--html", path.with_name("out.html"))
+    notebook.render(Estimate.from_json(path.read_text(errors="replace")))
+
+
+def profiles_of_torch(folder: Path) -> dict[str, bytes]:
+    convolution = ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
+    attention = ["", "", "", "0.", "False"]
+    recurrent = ["", "", "", "True", "1", "0.", "True", "False", "False"]
+    x, w = [2, 4, 8, 8], [4, 4, 3, 3]
+    grown = ["", "", "", "[4]", *convolution[3:], "[True, True, True]"]
+    gradients = [("dx", 2048), ("dw", 576), ("db", 16)]
+    weights = [[32, 8], [32, 8], [32], [32]]
+    others = [
+        Span("aten::convolution", [("c", 2048)], [x, w, [4]], values=convolution, sequence=90),
+        backward("ConvolutionBackward0", 90, Span("aten::convolution_backward", gradients, [x, x, w], values=grown)),
+        Span("aten::_scaled_dot_product_flash_attention_for_cpu", [("a", 4096)], [[2, 4, 16, 8]] * 3, values=attention),
+        Span("aten::lstm", [("l", 320)], [[5, 2, 8], [[1, 2, 8]] * 2, weights], values=recurrent),
+        Span("aten::sort", [("s", 4096)], [[8, 100]], values=["", "False", "0", "False"]),
+        Span("aten::median", [("m", 4096)], [[8, 100]], values=[""]),
+        Span("aten::sum", [("u", 4096)], [[64, 64]], values=["", "[0]", "True", ""]),
+        Span("aten::embedding_dense_backward", [("e", 4096)], [[8, 16, 4], [8, 16]], values=["", "", "80", "-1"]),
+        Span("aten::native_layer_norm_backward", [("n", 4096)], [[8, 16], [8, 16], [8], [8], [16]]),
+    ]  # fmt: skip
+    whole = json.dumps(document(*a_step(), *others, *a_step(1), *a_step(2))).encode()
+    return {"profile.json": whole, "profile.json.gz": gzip.compress(whole, mtime=0)}
+
+
+def mutate_profile(data: bytes, chance: random.Random) -> bytes:
+    if not data.startswith(b"\x1f\x8b"):
+        return mutate_json(data, chance)
+    if chance.random() < 0.5:
+        return mutate_bytes(data, chance)
+    return gzip.compress(mutate_json(gzip.decompress(data), chance), mtime=0)
+
+
+def read_profile_of_torch(path: Path) -> None:
+    main("import", path, "--gpu", "rtx-3060", "--explain", "--trace", path.with_name("out.trace"))
+
+
+def read_profile_of_card(path: Path) -> None:
+    profile = calibration.load(path)
+    Job(command=("x",), gpu=gpus.find(profile.device_name), profile=profile)
+    assert all(map(convolution_line, profile.convolutions))
+
+
+def jobs(folder: Path) -> dict[str, bytes]:
+    profile = from_plain(type(calibration.load(written(folder, json.dumps(PROFILE).encode()))), without_schema(PROFILE))
+    job = Job(command=("train.py", "--x"), gpu=gpus.find("rtx-3060"), cwd=Path("/x"), environment=(("A", None),))
+    other = Job(command=("f",), call=b"x", gpu=gpus.find(profile.device_name), profile=profile)
+    return {"job.json": job.to_json().encode(), "other.json": other.to_json().encode()}
+
+
+def without_schema(document: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in document.items() if name != "schema"}
+
+
+def written(folder: Path, data: bytes) -> Path:
+    (folder / "written").write_bytes(data)
+    return folder / "written"
+
+
+def read_job(path: Path) -> None:
+    job = Job.from_json(path.read_text(errors="replace"))
+    assert Job.from_json(job.to_json()) == job
+
+
+def stores(folder: Path) -> dict[str, bytes]:
+    store = Store(folder / "kept", state="s")
+    for number in range(5):
+        store.add(f"k{number}", {"bytes": number, "name": "é"})
+    store.close()
+    return {"store.jsonl": (folder / "kept").read_bytes()}
+
+
+def read_store(path: Path) -> None:
+    store = Store(path, state="s")
+    store.add("new", {"bytes": 7})
+    store.close()
+    assert [result for key, state, result in lines(path) if (key, state) == ("new", "s")][-1] == {"bytes": 7}
+
+
+def captures(folder: Path) -> dict[str, bytes]:
+    capture = a_capture(folder / "capture")
+    return {path.name: path.read_bytes() for path in sorted(capture.directory.iterdir())}
+
+
+def read_capture(path: Path) -> None:
+    """The mutated file in the folder of the others."""
+    estimate_of(CaptureFolder(path.parent).trace())
+
+
+KINDS = {
+    "trace": Kind(traces, mutate_zip, read_trace),
+    "estimate": Kind(estimates, mutate_json, read_estimate),
+    "torch-profile": Kind(profiles_of_torch, mutate_profile, read_profile_of_torch),
+    "card-profile": Kind(lambda folder: {"card.json": json.dumps(PROFILE).encode()}, mutate_json, read_profile_of_card),
+    "job": Kind(jobs, mutate_json, read_job),
+    "store": Kind(stores, mutate_bytes, read_store),
+    "capture": Kind(captures, mutate_bytes, read_capture),
+}
+
+
+# --- the runner -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_whole_file_is_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = KINDS[name].files(tmp_path / "whole")
+    for each, data in whole.items():
+        (tmp_path / each).write_bytes(data)
+    for each in whole:
+        KINDS[name].read(tmp_path / each)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_mutation_of_a_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    only_kind, _, only_seed = ONLY.partition(":")
+    if ONLY and only_kind != name:
+        pytest.skip("FORETELL_FUZZ_SEED is of another kind")
+    seeds = [int(only_seed)] if ONLY else list(range(BUDGET // len(KINDS)))
+    failures = in_a_worker(lambda: fuzz(name, seeds, tmp_path))
+    assert not failures, f"{len(failures)} of {len(seeds)}:\n\n" + "\n\n".join(failures[:20])
+
+
+def fuzz(name: str, seeds: list[int], folder: Path) -> Iterator[str]:
+    """What went wrong, each with its seed."""
+    kind = KINDS[name]
+    (folder / "whole").mkdir()
+    whole = kind.files(folder / "whole")
+    command_line.__globals__["_bug_report"] = the_bug  # main() would print it and go on
+    for seed in seeds:
+        chance = random.Random(f"{name}:{seed}")
+        chosen = chance.choice(sorted(whole))
+        place = folder / str(seed)
+        place.mkdir()
+        for each, data in whole.items():
+            (place / each).write_bytes(data)
+        is_capture = kind.read is read_capture
+        path = place / (chosen if is_capture else f"mutated-{chosen}")
+        path.write_bytes(kind.mutate(whole[chosen], chance))
+        try:
+            with limited_time():
+                kind.read(path)
+        except ForetellError as error:
+            if not str(error):
+                yield f"{name}:{seed} ({chosen}): an error without a message"
+        except BaseException as error:
+            last = "".join(traceback.format_exception(error.__cause__ or error)[-4:])
+            yield f"{name}:{seed} ({chosen})\n{last}"
+        if not ONLY:
+            shutil.rmtree(place)
+
+
+class HangError(BaseException):
+    """Not an Exception, which the code under test might catch."""
+
+
+def the_bug(error: Exception) -> NoReturn:
+    raise AssertionError("a bug, exit code 70") from error
+
+
+@contextlib.contextmanager
+def limited_time() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise HangError(f"more than {SECONDS} s of CPU")
+
+    signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def in_a_worker(work: Callable[[], Iterator[str]]) -> list[str]:
+    """The results of a process with limited memory: what crashes or is greedy does not take pytest along."""
+    read, write = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+            resource.setrlimit(resource.RLIMIT_AS, (own_bytes + MORE_BYTES,) * 2)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.close(read)
+            with os.fdopen(write, "w", encoding="utf-8", errors="backslashreplace") as file:
+                try:
+                    for result in work():
+                        file.write(json.dumps(result) + "\n")
+                        file.flush()
+                    code = 0
+                except BaseException:
+                    file.write(json.dumps(traceback.format_exc()) + "\n")
+        finally:
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as file:
+        results = [str(json.loads(line)) for line in file]
+    _, status = os.waitpid(pid, 0)
+    return results if status == 0 else [*results, f"the worker ended with {os.waitstatus_to_exitcode(status)}"]
