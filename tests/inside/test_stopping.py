@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from .conftest import Captured, Run
@@ -326,3 +328,56 @@ def test_a_loop_without_gradients_before_the_training_or_of_few_seconds_runs_to_
     captured = capture(SAMPLING, clock, when).check()
     assert captured.said == ["sampled 300"]
     assert len(captured.lines("ended_early")) == 1
+
+
+ENGINE = """
+class Engine:
+    def __init__(self, process):
+        self.process, self.must_end = process, False
+    def terminate_epoch(self):
+        self.must_end = True
+    def run(self, loader, epochs, completed):
+        for epoch in range(epochs):
+            batches = iter(loader)
+            for iteration in range(len(loader)):
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    batches = iter(loader)
+                    batch = next(batches)
+                self.process(batch)
+                if self.must_end:
+                    break
+            self.must_end = False
+            completed(epoch, iteration + 1)
+"""
+
+
+def test_ignite_ends_its_epoch_although_it_would_start_an_ended_loader_again(capture: Run, tmp_path: Path) -> None:
+    """`Engine` is a stand-in for `ignite.engine.Engine`."""
+    package = tmp_path / "ignite" / "engine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "engine.py").write_text(ENGINE)
+    captured = capture(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import torch
+        from ignite.engine.engine import Engine
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        loader = torch.utils.data.DataLoader(torch.zeros(160, 64), 8)
+        def train(batch):
+            model(batch.cuda()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        @torch.no_grad()
+        def evaluate(epoch, iterations):
+            Engine(lambda batch: model(batch.cuda())).run(loader, 1, lambda epoch, n: print("evaluated", n))
+            print("epoch", epoch, iterations)
+        Engine(train).run(loader, 5, evaluate)
+        """
+    ).check()
+    assert captured.said == ["evaluated 20", "epoch 0 4"]
+    assert [line["how"] for line in captured.lines("ended_early")] == ["ignite", "exit"]

@@ -137,7 +137,11 @@ KINDS: dict[str, Kind] = {
     "not_sent": Kind("a tracker or hub was kept offline", {"what": Key("str")}),
     "ended_early": Kind(
         "enough steps have been seen",
-        {"how": Key("str", "`loader`, `trainer`, `lightning`, `exit`"), "step": Key("int"), "what": Key("str")},
+        {
+            "how": Key("str", "`loader`, `trainer`, `lightning`, `ignite`, `exit`"),
+            "step": Key("int"),
+            "what": Key("str"),
+        },
     ),
     "unsupported": Kind(
         "the run cannot be estimated; foretell exits with 2", {"what": Key("str"), "hint": Key("str")}
