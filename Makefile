@@ -98,7 +98,7 @@ accuracy-cpu: ## do the same with the CPU engine: docs/accuracy-cpu.md
 engines: environment native ## compare the CPU engine with the virtual GPU on the zoo and the examples: docs/engines.md
 	$(PYTHON) -m benchmarks.engines --markdown docs/engines.md $(ARGS)
 
-native-test: environment ## run the native tests under AddressSanitizer or valgrind
+native-test: environment ## run the native tests under AddressSanitizer
 	$(MAKE) -C tests/native
 
 wheel: environment ## build dist/foretell-*-py3-none-linux_x86_64.whl

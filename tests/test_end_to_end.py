@@ -98,7 +98,8 @@ def test_a_card_that_is_too_small_is_exit_code_3_with_the_line(run: Run) -> None
     }
     assert document["need"]["smallest_gpus"]
     assert "OUT OF MEMORY" in done.stderr
-    assert "Traceback" in done.stderr  # the script's own, unshortened
+    assert "Traceback" not in done.stderr  # all of it is in the result
+    assert "train.py:7; --verbose shows the traceback" in done.stderr
 
 
 FILES = ("e.json", "t.trace", "r.html", "s.pickle")

@@ -22,6 +22,7 @@ def step(batch):
 for _ in range(3):
     step(64)
 """
+SMALL = {"gpu": "512MiB,sm86", "context_bytes": 160 << 20}
 
 
 @pytest.fixture
@@ -53,9 +54,66 @@ def test_a_limit_of_address_space_is_not_the_memory_of_the_card(warm_runs: WarmR
     assert "ulimit -v unlimited" in done.stderr
 
 
+# --- nothing is lost --------------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "os._exit": ("", "import os; os._exit(0)"),
+    "no environment": ("import os; os.environ.clear()", ""),
+    "no environment after its start": ("", "import os; os.environ.clear(); step(64)"),
+    "closed descriptors": ("", "import os; os.closerange(3, 200); step(64); step(64)"),
+    "descriptors given to others": (
+        "", "import os; os.closerange(3, 200); files = [open('mine', 'w') for _ in range(50)]; step(64)"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_library_bytes_and_peaks_survive_what_a_script_does_to_its_process(
+    run: Any, warm_runs: WarmRuns, tmp_path: Path, name: str
+) -> None:
+    before, after = HOSTILE[name]
+    plain = run()
+    (tmp_path / "train.py").write_text(f"{before}\n{TRAINING.format(device='cuda')}{after}\nprint('end')\n")
+    done = warm_runs.run(tmp_path / "train.py", cwd=tmp_path)
+    assert done.code == 0, done.tail()
+    assert done.result["library_names"] == ["cuBLAS"]
+    numbers = ("allocated_bytes", "reserved_bytes", "library_bytes", "device_bytes")
+    assert {name: done.peak[name] for name in numbers} == {name: plain.peak[name] for name in numbers}
+    assert done.result["caveats"] == plain.result["caveats"]
+    assert not list(tmp_path.glob("*.bin"))
+
+
+def test_a_bare_except_in_the_training_loop_loses_nothing(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    """foretell then has to end the process by os._exit."""
+    loop = """
+for _ in range(1000):
+    try:
+        step(64)
+    except:
+        print("caught")
+raise AssertionError("not ended")
+"""
+    (tmp_path / "train.py").write_text(TRAINING.format(device="cuda").replace("for _ in range(3):\n    step(64)", loop))
+    done = warm_runs.run(tmp_path / "train.py", cwd=tmp_path, steps="auto")
+    assert done.code == 0, done.tail()
+    assert "caught" in done.stdout
+    assert done.result["library_names"] == ["cuBLAS"]
+    assert done.result["peak"]["by_category"]
+    assert not any("exit" in caveat for caveat in done.result["caveats"])
+
+
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_the_traceback_of_an_oom_is_folded_and_that_of_another_failure_is_not(run: Any, is_verbose: bool) -> None:
+    done = run("step(1 << 20)", verbose=is_verbose, **SMALL)
+    assert done.result["verdict"] == "oom"
+    assert ("Traceback (most recent call last)" in done.stdout) is is_verbose
+    assert ("train.py:7; --verbose shows the traceback" in done.stdout) is not is_verbose
+    failed = run("raise ValueError", verbose=is_verbose)
+    assert "Traceback (most recent call last)" in failed.stdout
+
+
 # --- out of memory, caught --------------------------------------------------------------------------------------------
 
-SMALL = {"gpu": "512MiB,sm86", "context_bytes": 160 << 20}
 CAUGHT = {
     "halves its batch": (
         """

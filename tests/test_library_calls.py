@@ -39,6 +39,8 @@ def logged(folder: Path, *calls: str, gpu: str = "a100-40gb") -> list[dict[str, 
     kinds = {kind.number: kind for kind in native_log.KINDS}
     found = []
     for _, number, name, *words in native_log.RECORD.iter_unpack(binary.read_bytes()):
+        if number == 0:
+            break  # space that was taken beforehand
         kind = kinds[number]
         if kind.is_call and kind is not native_log.LIBRARY_LOADED:
             values = {field.name: field.of(words[field.word]) for field in kind.fields}

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from benchmarks.real_scripts import data, report
-from benchmarks.real_scripts.run import STAND_INS, words_of
+from benchmarks.real_scripts.run import STAND_INS, said_bytes, words_of
 from benchmarks.real_scripts.script import Number, Reason, Result, Script, problem
 from benchmarks.real_scripts.table import SCRIPTS
+
+from warm_runs import WarmRuns
 
 RAN = Result(
     name="x", exit_code=0, seconds=9.0, verdict="fits", num_steps=4, allocated_bytes=1 << 20, reserved_bytes=2 << 20,
@@ -44,6 +46,7 @@ def test_every_stand_in_is_in_the_table() -> None:
         (Number(), FAILED, "exit code 2 instead of 0"),
         (Number(exit_code=1), replace(FAILED, exit_code=1), "no number instead of fits"),
         (Number(exit_code=1), replace(RAN, exit_code=1), None),
+        (Number(), replace(RAN, changed_files=("out/tokenizer.json",)), "changed files: out/tokenizer.json"),
         (Reason(words="torchrun"), FAILED, None),
         (Reason(words="no GPU"), FAILED, "the reason is not"),
         (Reason(words="torchrun"), replace(RAN, exit_code=2), "a number (fits) where none can be known"),
@@ -67,3 +70,16 @@ def test_only_the_table_of_the_document_is_replaced(tmp_path: Path) -> None:
     assert "old" not in text
     assert "| x | x/y (stand-in) | fits | 0 | 4 | 9 | 1.0 MiB | 2.0 MiB | 170 MiB |  |" in text
     assert "Commands: 1; a number: 1; a reason why there is none: 0; wrong: 0." in text
+
+
+QUICK = ("mnist", "mnist-rnn", "vae", "siamese-network", "super-resolution")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_stand_in_gives_the_number_it_says_itself(name: str, warm_runs: WarmRuns, tmp_path: Path) -> None:
+    chosen = next(each for each in SCRIPTS if each.name == name)
+    for kind in chosen.data:
+        data.ensure(kind, tmp_path)
+    run = warm_runs.run(*words_of(chosen.command), cwd=tmp_path, steps="auto")
+    assert run.code == 0, run.tail()
+    assert said_bytes(run.stdout.encode()) == run.peak["allocated_bytes"]

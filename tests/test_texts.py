@@ -319,6 +319,11 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
         missing.native(5, name).journal("unimplemented", name=name, operator="torch.fft.fft", where="train.py:4")
     traces = {
         "an exception before a step": raised(new().torch()).trace(exit_status=1),
+        "no network": new().torch().journal(
+            "exception", 11, type="OSError", message="We couldn't connect", where="train.py:3", is_oom=False,
+            network="bert-base-cased from huggingface.co",
+        ).trace(exit_status=1),
+        "a Python without hooks": new().trace(is_python=True),
         "SIGSEGV before a step": replace(new().torch().trace(exit_status=-11), is_ended=False),
         "a timeout before a step": new().torch().trace(is_timed_out=True, exit_status=-15),
         "the limit of host memory before a step": new().torch().trace(is_over_host_memory=True, exit_status=-15),
@@ -330,7 +335,7 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
         "an unsupported function": missing.trace(exit_status=1),
         "a limit of the host": trained().call(NO_ADDRESS_SPACE, "-", requested_bytes=11 * GIB).trace(exit_status=1),
         "refused in the child": new().journal("unsupported", what="two ranks", hint="Run one").trace(exit_status=2),
-    }
+    }  # fmt: skip
     lines = []
     for name, trace in traces.items():
         with pytest.raises(ForetellError) as refused:

@@ -63,13 +63,13 @@ def test_of_several_processes_the_one_that_held_the_most_is_taken(tmp_path: Path
     assert (trace.pid, trace.num_gpu_processes) == (200, 2)
 
 
-def test_half_a_line_and_half_a_record_of_a_killed_process_are_left_out(tmp_path: Path) -> None:
+def test_half_a_line_and_records_that_a_killed_process_did_not_make_are_left_out(tmp_path: Path) -> None:
     folder = CaptureFolder(tmp_path).torch().step(0, 1, 0, 2 * MIB, (512, 2 * MIB))
     folder.native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 2 * MIB)
     with (tmp_path / "journal-100.jsonl").open("a") as file:
         file.write('{"kind": "step", "ti')
     with (tmp_path / "native-100.bin").open("ab") as binary:
-        binary.write(b"half")
+        binary.write(bytes(10 * native_log.RECORD.size) + b"half")
     trace = folder.trace()
     assert (len(trace.steps), len(trace.driver.time_us), trace.is_ended) == (1, 1, False)
 

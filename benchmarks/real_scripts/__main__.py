@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from benchmarks.real_scripts import report
-from benchmarks.real_scripts.run import CODE, cache_folder, work
+from benchmarks.real_scripts.run import CODE, FOLDER, work
 from benchmarks.real_scripts.script import Result, problem
 from benchmarks.real_scripts.table import SCRIPTS
 from rich.console import Console
@@ -23,17 +23,17 @@ def main() -> int:
     options = parsed()
     console = Console(stderr=True, highlight=False)
     scripts = [script for script in SCRIPTS if not options.only or script.name in options.only]
-    store = Store(cache_folder() / "results.jsonl", state=state_of_code(*CODE))
+    store = Store(FOLDER / "results.jsonl", state=state_of_code(*CODE))
     waiting = [script for script in scripts if script.name not in store or not options.resume]
     with Pool(options.workers) as pool:
         for number, (script, result) in enumerate(pool.map(work, waiting), start=1):
             store.add(script.name, to_plain(result))
             wrong = problem(script, result)
             summary = f"as expected, {result.seconds:.0f} s" if wrong is None else wrong
-            console.print(f"{number} of {len(waiting)}: {script.name}: {summary}", markup=False)
+            console.print(f"{number} of {len(waiting)}: {script.name}: {summary}", markup=False, soft_wrap=True)
     store.close()
     results = {script.name: from_plain(Result, store[script.name]) for script in scripts if script.name in store}
-    Console().print(report.table(scripts, results))
+    Console(width=None if sys.stdout.isatty() else 160).print(report.table(scripts, results))
     if not options.only:
         report.write(scripts, results)
     return int(any(problem(script, results[script.name]) for script in scripts))

@@ -63,7 +63,7 @@ def wikitext(folder: Path) -> None:
 
 def image_folder(folder: Path) -> None:
     """Two classes, as torchvision's ImageFolder reads them."""
-    for part, count in (("train", 48), ("val", 16)):
+    for part, count in (("train", 60), ("val", 16)):
         for label in ("cat", "dog"):
             (folder / part / label).mkdir(parents=True)
             for number in range(count):
@@ -82,7 +82,8 @@ def glue(folder: Path) -> None:
 def chats(folder: Path) -> None:
     """What TRL reads: prompts with completions, and with two of them."""
     rows = list(zip(sentences(100, 1), sentences(100, 2), sentences(100, 3), strict=True))
-    for name, keys in (("sft", ("prompt", "completion")), ("dpo", ("prompt", "chosen", "rejected"))):
+    kinds = {"sft": "prompt completion", "dpo": "prompt chosen rejected", "reward": "chosen rejected"}
+    for name, keys in ((name, words.split()) for name, words in kinds.items()):
         (folder / name).mkdir()
         lines = [json.dumps(dict(zip(keys, row, strict=False))) for row in rows]
         (folder / name / "train.jsonl").write_text("\n".join(lines) + "\n")
@@ -125,6 +126,14 @@ def bert(folder: Path) -> None:
     tokenizer(folder)
 
 
+def litgpt(folder: Path) -> None:
+    """Text files, and a tokenizer as litgpt expects it in a checkpoint folder."""
+    tokenizer(folder)
+    (folder / "texts").mkdir()
+    for seed in range(3):
+        (folder / "texts" / f"{seed}.txt").write_text("\n".join(sentences(500, seed)))
+
+
 def llama(folder: Path) -> None:
     """A small Llama with random weights, a tokenizer and a chat template."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -139,5 +148,5 @@ def llama(folder: Path) -> None:
 
 MAKERS: dict[str, Callable[[Path], None]] = {
     each.__name__: each
-    for each in (mnist, tokens, wikitext, image_folder, glue, chats, boxes, tokenizer, bert, llama)
+    for each in (mnist, tokens, wikitext, image_folder, glue, chats, boxes, tokenizer, bert, litgpt, llama)
 }

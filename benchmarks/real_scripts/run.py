@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from foretell.runs import Program, Warm, Watch, run_program
 
 HERE = Path(__file__).resolve().parent
 STAND_INS = HERE / "standins"
+FOLDER = HERE.parents[1] / "build" / "real-scripts-runs"
+"""The data and the working folders. Not in ~/.cache, which scripts may write to."""
 CODE = (HERE,)
 """What a result depends on beside foretell."""
 TIMEOUT_SECONDS = 120
@@ -24,22 +27,16 @@ _SAYS = re.compile(rb"max_memory_allocated: (\d+)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def cache_folder() -> Path:
-    """Outside of the checkout: the data and the working folders."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "foretell" / "real-scripts"
-
-
 def work(script: Script, warm: Warm) -> Result:
     """For `Pool.map`. Each script has a process of its own, as for its users: a warm one could hide faults."""
     del warm
-    folder = cache_folder() / script.name
+    folder = FOLDER / script.name
     folder.mkdir(parents=True, exist_ok=True)
     for each in script.data:
-        data.ensure(each, cache_folder() / "data")
+        data.ensure(each, FOLDER / "data")
         link = folder / each
         if not link.is_symlink():
-            link.symlink_to(cache_folder() / "data" / each)
+            link.symlink_to(FOLDER / "data" / each)
     estimate, output = folder / "estimate.json", folder / "output.txt"
     estimate.unlink(missing_ok=True)
     program = Program(
@@ -52,14 +49,24 @@ def work(script: Script, warm: Warm) -> Result:
         stderr=output,
         timeout_seconds=_GIVE_UP_SECONDS,
     )  # fmt: skip
+    before = _files(folder)
     ended = run_program(program, Watch(folder))
+    changed = sorted(str(path.relative_to(folder)) for path, _, _ in before ^ _files(folder))
     document = json.loads(estimate.read_text()) if estimate.exists() else None
-    return _result(script, ended.exit_status, ended.seconds, document, output.read_bytes())
+    result = _result(script, ended.exit_status, ended.seconds, document, output.read_bytes())
+    return replace(result, changed_files=tuple(dict.fromkeys(changed)))
 
 
 def words_of(command: str) -> list[str]:
     """The command, with the stand-ins by their full path."""
     return [str(STAND_INS / word) if (STAND_INS / word).is_file() else word for word in command.split()]
+
+
+def _files(folder: Path) -> set[tuple[Path, int, int]]:
+    """All files a script could reach by a relative path, with their size and time, but foretell's own."""
+    found = (Path(at) / name for at, _, names in os.walk(folder, followlinks=True) for name in names)
+    kept = [path for path in found if path.parent != folder or path.name not in ("estimate.json", "output.txt")]
+    return {(path, path.stat().st_size, path.stat().st_mtime_ns) for path in kept}
 
 
 def _foretell() -> tuple[str, ...]:
@@ -70,7 +77,6 @@ def _result(script: Script, code: int, seconds: float, estimate: dict[str, Any] 
     if estimate is None:
         return Result(name=script.name, exit_code=code, seconds=seconds, message=_message(output))
     peak = estimate["peak"]
-    said = _SAYS.findall(output)
     return Result(
         name=script.name,
         exit_code=code,
@@ -80,10 +86,16 @@ def _result(script: Script, code: int, seconds: float, estimate: dict[str, Any] 
         allocated_bytes=peak["allocated_bytes"],
         reserved_bytes=peak["reserved_bytes"],
         device_bytes=peak["device_bytes"],
-        said_bytes=int(said[-1]) if said else None,
+        said_bytes=said_bytes(output),
         message=_message(output) if code else "",
         caveats=tuple(estimate["caveats"]),
     )
+
+
+def said_bytes(output: bytes) -> int | None:
+    """What a stand-in prints as its last line."""
+    said = _SAYS.findall(output)
+    return int(said[-1]) if said else None
 
 
 def _message(output: bytes) -> str:

@@ -63,11 +63,15 @@ class Result:
     message: str = ""
     """foretell's first sentence, if there is no number, or why the script failed."""
     caveats: tuple[str, ...] = ()
+    changed_files: tuple[str, ...] = ()
+    """Files of the user that are not as they were before the run; there must be none."""
 
 
 def problem(script: Script, result: Result) -> str | None:
     """What is not as expected, or None."""
     expected = script.expected
+    if result.changed_files:
+        return f"changed files: {', '.join(result.changed_files)}"
     if result.exit_code != expected.exit_code:
         return f"exit code {result.exit_code} instead of {expected.exit_code}: {result.message}"
     if isinstance(expected, Reason):

@@ -119,6 +119,62 @@ SCRIPTS: tuple[Script, ...] = (
         name="timm-train", origin="timm train.py --amp", gpu="rtx-4090", command="timm_train.py",
         data=("image_folder",),
     ),
+    Script(
+        name="run-summarization", origin="transformers run_summarization.py", command="hf_seq2seq.py",
+        data=("tokenizer", "glue"), remark="generates by beam search in every evaluation",
+    ),
+    Script(name="whisper", origin="transformers, fine-tuning Whisper", command="hf_whisper.py"),
+    # --- other frameworks ---------------------------------------------------------------------------------------------
+    Script(name="ignite", origin="PyTorch-Ignite, MNIST example", command="ignite_mnist.py", data=("mnist",)),
+    Script(name="skorch", origin="skorch README", command="skorch_classifier.py"),
+    Script(name="fastai", origin="fastai vision tutorial", command="fastai_vision.py", data=("image_folder",)),
+    Script(
+        name="deepspeed", origin="DeepSpeed getting started, ZeRO 2", command="deepspeed_zero.py",
+        environment=_ONE_RANK,
+    ),
+    Script(
+        name="lightning-cli", origin="LightningCLI", command="lightning_cli.py fit --trainer.max_epochs 2",
+        data=("mnist",),
+    ),
+    Script(
+        name="qlora", origin="PEFT and bitsandbytes, QLoRA", command="qlora.py", data=("llama", "wikitext"),
+        gpu="rtx-4090",
+    ),
+    Script(name="geometric-gcn", origin="PyTorch Geometric gcn.py", command="geometric_gcn.py"),
+    Script(name="geometric-batches", origin="PyTorch Geometric, graphs in batches", command="geometric_sampling.py"),
+    Script(name="e3nn", origin="e3nn tutorial", command="e3nn_points.py"),
+    Script(name="stable-baselines3", origin="stable-baselines3 README, PPO", command="stable_baselines3_ppo.py"),
+    Script(name="monai", origin="MONAI spleen tutorial", command="monai_segmentation.py"),
+    Script(
+        name="kornia", origin="kornia augmentation tutorial", command="kornia_augmentation.py", data=("image_folder",)
+    ),
+    Script(name="smp", origin="segmentation-models-pytorch with Lightning", command="smp_segmentation.py"),
+    Script(
+        name="sentence-transformers", origin="sentence-transformers training overview", data=("bert", "glue"),
+        command="sentence_transformers_train.py",
+    ),
+    Script(name="setfit", origin="SetFit README", command="setfit_train.py", data=("bert",)),
+    Script(name="gpytorch", origin="GPyTorch simple regression", command="gpytorch_regression.py"),
+    Script(name="pyro", origin="Pyro vae.py", command="pyro_vae.py", data=("mnist",)),
+    Script(name="x-transformers", origin="x-transformers train_enwik8.py", command="x_transformers_enwik8.py",
+           data=("wikitext",)),
+    Script(
+        name="denoising-diffusion", origin="denoising-diffusion-pytorch README", command="denoising_diffusion.py",
+        data=("image_folder",), remark="samples 250 steps at each milestone",
+    ),
+    Script(name="tabnet", origin="pytorch-tabnet README", command="tabnet.py"),
+    Script(
+        name="metric-learning", origin="pytorch-metric-learning MNIST notebook", command="metric_learning.py",
+        data=("mnist",),
+    ),
+    Script(
+        name="vector-quantize", origin="vector-quantize-pytorch autoencoder.py", command="vector_quantize.py",
+        data=("mnist",),
+    ),
+    Script(name="zuko", origin="zuko README", command="zuko_flow.py"),
+    Script(name="torchrl", origin="TorchRL DQN tutorial", command="torchrl_dqn.py"),
+    Script(name="botorch", origin="BoTorch README", command="botorch_loop.py"),
+    Script(name="pykeen", origin="PyKEEN README", command="pykeen_pipeline.py"),
     # --- packages -----------------------------------------------------------------------------------------------------
     Script(
         name="trl-sft", origin="TRL trl/scripts/sft.py, LoRA", gpu="rtx-4090", data=("llama", "chats"),
@@ -133,5 +189,20 @@ SCRIPTS: tuple[Script, ...] = (
     Script(
         name="yolo", origin="ultralytics `yolo detect train`", data=("boxes",),
         command="yolo detect train model=yolov8n.yaml data=boxes/boxes.yaml epochs=2 imgsz=160 batch=8 workers=2",
+    ),
+    Script(
+        name="trl-reward", origin="TRL trl/scripts/reward.py", gpu="rtx-4090", data=("llama", "chats"),
+        command="-m trl.scripts.reward --model_name_or_path llama --dataset_name chats/reward --max_steps 20"
+        " --per_device_train_batch_size 4 --output_dir out --report_to none",
+    ),
+    Script(
+        name="open-clip", origin="open_clip -m open_clip_train.main", gpu="rtx-4090",
+        command="-m open_clip_train.main --dataset-type synthetic --train-num-samples 64 --batch-size 8 --epochs 1"
+        " --model RN50 --workers 1 --precision amp --logs logs",
+    ),
+    Script(
+        name="litgpt-pretrain", origin="litgpt pretrain", gpu="a100-40gb", data=("litgpt",),
+        command="-m litgpt pretrain pythia-14m --tokenizer_dir litgpt --data TextFiles --data.train_data_path"
+        " litgpt/texts --train.max_tokens 100000 --train.micro_batch_size 2 --train.global_batch_size 4 --out_dir out",
     ),
 )  # fmt: skip

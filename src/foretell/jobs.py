@@ -60,6 +60,8 @@ class CaptureOptions:
     """Record which training settings could be changed (`inside/watch/survey.py`)."""
     alternatives: tuple[str, ...] = ()
     """Changes to apply to the script's training (`inside/change/alternatives.py`)."""
+    verbose: bool = False
+    """Show the whole traceback also of an out-of-memory error, whose message and line are in the result."""
     phases: bool = True
     guards: bool = True
     """Refuse jobs that cannot be estimated: several ranks, a card torch has no kernels for."""
@@ -185,3 +187,5 @@ class CaptureResult:
     """By Ctrl-C, SIGTERM or SIGHUP to foretell."""
     seconds: float
     isolation: Isolation = _NOT_ISOLATED
+    is_python: bool = False
+    """The command is a Python interpreter, or a script for one."""

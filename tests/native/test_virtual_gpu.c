@@ -335,13 +335,15 @@ static int other_process(const char *what, const char *handle_in_hex) {
     return num_failures != 0;
 }
 
+static const char *program; /* /proc/self/exe would be valgrind */
+
 static void in_another_process(int task, const Handle *handle) {
     char what[8], hex[2 * sizeof *handle + 1];
     snprintf(what, sizeof what, "%d", task);
     for (size_t i = 0; i < sizeof *handle; i++) snprintf(hex + 2 * i, 3, "%02x", (unsigned char)handle->bytes[i]);
     pid_t child = fork();
     if (child == 0) {
-        execl("/proc/self/exe", "other", what, hex, (char *)NULL);
+        execl(program, "other", what, hex, (char *)NULL);
         _exit(99);
     }
     int status;
@@ -496,6 +498,8 @@ static void visible_devices_are_obeyed(void) {
 int main(int count, char **arguments) {
     setenv("FORETELL_DEVICE", "name=Test;count=1;total=115343360;context=10485760;arena=4294967296;major=8;minor=6", 1);
     setenv("CUDA_VISIBLE_DEVICES", "3,1", 1);
+    program = arguments[0];
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a forked child must not print what its parent has yet to print */
     void *module;
     cuModuleLoadData(&module, "");
     cuModuleGetFunction(&kernel, module, "a_kernel");

@@ -31,7 +31,7 @@ def accuracy(output, target):
 
 
 best = 0.0
-for epoch in range(2):
+for epoch in range(1):
     model.train()
     begun = time.time()
     for number, (images, target) in enumerate(training_loader):

@@ -43,7 +43,7 @@ model = Siamese().to(device)
 optimizer = optim.Adadelta(model.parameters(), lr=1.0)
 scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
 criterion = nn.BCELoss()
-for epoch in range(1, 3):
+for epoch in range(1, 2):
     model.train()
     for first, second, target in training:
         first, second, target = first.to(device), second.to(device), target.to(device)

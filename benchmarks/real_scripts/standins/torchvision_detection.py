@@ -33,7 +33,7 @@ loader = torch.utils.data.DataLoader(Boxes(40), batch_size=2, shuffle=True, num_
 test_loader = torch.utils.data.DataLoader(Boxes(8), batch_size=1, num_workers=2, collate_fn=collate)
 model = detection.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, num_classes=91).to(device)
 optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.02, momentum=0.9)
-for epoch in range(2):
+for epoch in range(1):
     model.train()
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.001, total_iters=19)
     for images, targets in loader:

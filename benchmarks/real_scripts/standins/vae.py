@@ -38,7 +38,7 @@ loaders = [
 ]  # fmt: skip
 model = VAE().to(device)
 optimizer = optim.Adam(model.parameters(), lr=1e-3)
-for epoch in range(1, 11):
+for epoch in range(1, 2):
     model.train()
     for x, _ in loaders[0]:
         x = x.to(device)

@@ -192,7 +192,7 @@ def crash_at_the_end(known: Known) -> Iterator[str]:
 
 def no_last_word(known: Known) -> Iterator[str]:
     if not known.trace.is_ended and known.oom is None and known.trace.exit_status == 0:
-        yield "the process exited abruptly (os._exit); anything after its last step is not included"
+        yield "the process ended without its exit handlers; what PyTorch did after the last step is not included"
 
 
 def failure_elsewhere(known: Known) -> Iterator[str]:

@@ -67,6 +67,9 @@ def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:
         return None
     if trace.exit_status < 0:
         return EndedBy(kind="script", message=f"the script was killed by {_killer(-trace.exit_status)} {after}")
+    if trace.exception is not None and trace.exception.network is not None:
+        wanted = f"the script wanted {trace.exception.network}, but has no network here; --online allows downloads"
+        return EndedBy(kind="script", message=f"{wanted}. It {_failure(trace)}")
     if not trace.is_loop_cut:
         return EndedBy(kind="script", message=f"the script itself {_failure(trace)}")
     return EndedBy(kind="early_end", message=f"after foretell had ended a loop early, the script {_failure(trace)}")

@@ -108,6 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-need", action="store_true",
         help="if it runs out of memory, do not run it again on a larger card to find out how much it needs",
     )  # fmt: skip
+    result.add_argument(
+        "--verbose", action="store_true", help="show the script's traceback also if it runs out of memory"
+    )
     result.add_argument("--quiet", action="store_true", help="do not show progress")
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
 
@@ -195,6 +198,7 @@ def _job(options: argparse.Namespace) -> Job:
         engine=_engine(options),
         execute=options.execute,
         timeout_seconds=options.timeout,
+        verbose=options.verbose,
         stdout="stderr" if options.json == "-" else "inherit",
     )
     job = Job(

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from .capture import Capture
+from .guard.network import Network
 from .journal import this_process
 from .options import Options
 from .watch.process_end import ProcessEnd
@@ -20,12 +21,16 @@ def install(given: dict[str, Any]) -> Capture:
     options = Options(given)
     capture = Capture(options)
     capture.journal.write("process", **this_process())
-    ProcessEnd(capture).install()
+    network = Network()
+    ProcessEnd(capture, network).install()
     capture.imports.install(capture.patches)
     _time_the_import_of_torch(capture)
-    from .guard import offline
+    from .guard import children, offline
 
+    children.install(capture)
     offline.install(capture)
+    if options.offline:
+        network.install(capture)
     if options.isolation == "kernel":
         from .files import layers
 

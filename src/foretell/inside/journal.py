@@ -27,6 +27,7 @@ class Journal:
         self.is_main = _is_first_process(directory)
         self._pid = os.getpid()
         self._descriptor: int | None = None
+        self._file: tuple[int, int] | None = None
         self._early: list[dict[str, Any]] = []
         self._is_broken = False
         os.register_at_fork(after_in_child=self._after_fork)
@@ -54,16 +55,18 @@ class Journal:
         if self._is_broken:
             return
         try:
-            if self._descriptor is None:
+            if self._descriptor is None or _file_of(self._descriptor) != self._file:
+                # The script may have closed it, and have got its number for a file of its own.
                 path = os.path.join(self.directory, f"journal-{self._pid}.jsonl")
                 self._descriptor = _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._file = _file_of(self._descriptor)
             _write(self._descriptor, text.encode())
         except OSError as error:  # a full disk must not end the user's script
             self._is_broken = True
             print(f"foretell: cannot write the journal any more: {error}", file=sys.stderr)
 
     def _after_fork(self) -> None:
-        if self._descriptor is not None:
+        if self._descriptor is not None and _file_of(self._descriptor) == self._file:
             os.close(self._descriptor)
         self._descriptor = None
         self._pid = os.getpid()
@@ -88,6 +91,16 @@ def this_process() -> dict[str, Any]:
 # Bound before the overlay replaces them: the journal is never redirected.
 _open = os.open
 _write = os.write
+_fstat = os.fstat
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Which file it is; None if it is closed."""
+    try:
+        status = _fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _is_first_process(directory: str) -> bool:

@@ -25,6 +25,7 @@ class Options:
     survey: bool
     alternatives: Sequence[str]
     phases: bool
+    verbose: bool
     guards: bool
 
     def __init__(self, given: dict[str, Any]) -> None:

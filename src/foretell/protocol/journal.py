@@ -115,6 +115,7 @@ KINDS: dict[str, Kind] = {
             "where": WHERE,
             "is_oom": Key("bool"),
             "thread": Key("bool", "it ended a thread other than the main one", is_optional=True),
+            "network": Key("str", "the host or repository it wanted, but has no network", is_optional=True),
         },
     ),
     "unknown_read": Kind(

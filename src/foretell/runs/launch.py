@@ -67,6 +67,7 @@ def launch(
         is_interrupted=ended.limit == "interrupt",
         seconds=ended.seconds,
         isolation=isolation,
+        is_python=command.python is not None,
     )
 
 

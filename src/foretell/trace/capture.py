@@ -251,7 +251,12 @@ def _assemble(
             Counted(what=what, where=where, count=count) for (what, where), count in told.unknown_reads.most_common()
         ),
         unimplemented=_missing_functions(told.unimplemented, native.values()),
-        unsupported=(*told.unsupported, *_static_runtimes(native.values()), *_refused_addresses(native.values())),
+        unsupported=(
+            *told.unsupported,
+            *_static_runtimes(native.values()),
+            *_refused_addresses(native.values()),
+            *_unobserved(result),
+        ),
         redirected_writes=tuple(told.redirected_writes),
         not_sent=tuple(told.not_sent),
         ended_early=tuple(told.ended_early),
@@ -303,6 +308,15 @@ def _missing_functions(told: dict[str, MissingFunction], native: Iterable[_Nativ
         name: MissingFunction(name=name, operator=None, where=None) for each in native for name in each.unimplemented
     }
     return tuple({**missing, **told}.values())
+
+
+def _unobserved(result: CaptureResult) -> Iterator[Unsupported]:
+    """A Python that ended well without having said anything."""
+    if result.is_python and result.exit_status == 0 and not (result.directory / "main").exists():
+        yield Unsupported(
+            what="Python was started without foretell's hooks, so nothing is known about this run",
+            hint="Remove the options -I, -E and -S of python, which ignore PYTHONPATH or sitecustomize.",
+        )
 
 
 def _static_runtimes(native: Iterable[_Native]) -> tuple[Unsupported, ...]:

@@ -168,6 +168,7 @@ def _exception(told: Told, line: Line) -> None:
         message=str(line.get("message") or ""),
         where=_optional(line.get("where")),
         is_oom=bool(line.get("is_oom")),
+        network=_optional(line.get("network")),
     )
 
 

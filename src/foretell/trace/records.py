@@ -267,6 +267,8 @@ class ScriptException:
     message: str
     where: str | None
     is_oom: bool
+    network: str | None = None
+    """The host or repository it could not reach, because foretell kept it from the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,7 @@ class PythonCuda:
         register_all(self)
         self._torch_dispatcher.install()
         packages.install(self.capture, self.torch, self.load_library)
+        self.capture.after_step.append(self.libraries.write)
         self.capture.before_end.append(self.libraries.write)
         self.capture.before_end.append(self._report_operators_without_rule)
         if self.values.keeps_all:

@@ -28,6 +28,7 @@ class Libraries:
         self._device = device
         self._capacity = capacity
         self._calls: dict[tuple[Any, ...], int] = {}
+        self._num_written = 0
 
     def load(self, name: str) -> None:
         """Log a call that loads a library; the first one takes card memory."""
@@ -46,6 +47,10 @@ class Libraries:
         return True
 
     def write(self) -> None:
+        """Write them all, if there are new ones: a process that is killed leaves those up to its last step."""
+        if len(self._calls) == self._num_written:
+            return
+        self._num_written = len(self._calls)
         prefix = os.path.join(self._capture.options.directory, f"native-{os.getpid()}")
         names = list(dict.fromkeys(key[0] for key in self._calls))
         with open(f"{prefix}.names", "w") as file:

@@ -189,6 +189,7 @@ def check_card() -> None:
     library = ctypes.CDLL(None)
     if not described or not hasattr(library, "foretell_card"):
         return
+    library.foretell_log_to(os.environb.get(b"FORETELL_LOG", b""))
     name, total, context = ctypes.create_string_buffer(256), ctypes.c_int64(), ctypes.c_int64()
     library.foretell_card(name, len(name), ctypes.byref(total), ctypes.byref(context))
     if total.value != int(described["total"]):
@@ -224,7 +225,7 @@ def in_fork(job: dict[str, Any], inside: Any) -> NoReturn:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not os._exit: a destructor writes the native log. Not sys.exit: finalizing Python is slow.
+    # Not os._exit: destructors of the script's libraries run. Not sys.exit: finalizing Python is slow.
     ctypes.PyDLL(None).exit(code)
     raise AssertionError("exit returned")
 

@@ -1,8 +1,8 @@
 """Journals how the process ends, in `exception` and `end` lines.
 
 `atexit` runs its functions last in, first out, and this one is registered before the script's first line: the script's
-own exit handlers and multiprocessing's come first. It runs after a return, sys.exit, an exception and foretell's own
-early end; not after os._exit or a signal, which the reader recognises by the missing line.
+own exit handlers and multiprocessing's come first. It runs after a return, sys.exit, an exception, os._exit and
+foretell's own early end; not after a signal or an exit in C, which the reader recognises by the missing line.
 """
 
 from __future__ import annotations
@@ -12,47 +12,74 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from ..capture import Capture
+from ..guard.network import Network
 from ..where import where_raised
 
 
 class ProcessEnd:
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, network: Network) -> None:
         self._capture = capture
+        self._network = network
         self._pid = os.getpid()
         self._reported: BaseException | None = None
+        self._has_ended = False
 
     def install(self) -> None:
         atexit.register(self._at_exit)
         patches = self._capture.patches
         patches.added("atexit", lambda: atexit.unregister(self._at_exit))
+        patches.wrap(os, "_exit", self._ending_first)
         patches.wrap(sys, "excepthook", self._watching_main_thread)
         patches.wrap(threading, "excepthook", self._watching_other_threads)
 
     def _watching_main_thread(self, previous: Any) -> Any:
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
             self._report(error, traceback)
-            previous(kind, error, traceback)
+            told = describe(error, traceback)
+            if told["is_oom"] and not self._capture.options.verbose:
+                where = f" at {told['where']}" if told["where"] else ""
+                print(f"{told['type']}{where}; --verbose shows the traceback", file=sys.stderr)
+            else:
+                previous(kind, error, traceback)
 
         return excepthook
 
     def _watching_other_threads(self, previous: Any) -> Any:
         def excepthook(args: Any) -> None:
             if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-                self._capture.journal.write("exception", thread=True, **describe(args.exc_value, args.exc_traceback))
+                self._write(args.exc_value, args.exc_traceback, thread=True)
             previous(args)
 
         return excepthook
 
+    def _ending_first(self, previous: Any) -> Any:
+        def exit_at_once(status: int) -> None:
+            if os.getpid() == self._pid:  # not a fork, which would tell of its parent
+                with suppress(Exception):
+                    self._at_exit()
+            previous(status)
+
+        return exit_at_once
+
     def _report(self, error: BaseException, traceback: TracebackType | None) -> None:
         if error is not self._reported:
             self._reported = error
-            self._capture.journal.write("exception", **describe(error, traceback))
+            self._write(error, traceback)
+
+    def _write(self, error: BaseException, traceback: TracebackType | None, **more: bool) -> None:
+        wanted = self._network.wanted_by(error) if self._capture.options.offline else None
+        network = {} if wanted is None else {"network": wanted}
+        self._capture.journal.write("exception", **describe(error, traceback), **network, **more)
 
     def _at_exit(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
         # The interpreter itself sets sys.last_value, so scripts that replace sys.excepthook are covered too.
         error = getattr(sys, "last_value", None)
         if isinstance(error, BaseException) and os.getpid() == self._pid:

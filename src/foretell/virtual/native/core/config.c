@@ -50,6 +50,11 @@ static void read_card(void) {
     if (the_card.count > MAX_DEVICES) the_card.count = MAX_DEVICES;
 }
 
+/* At once: a script may clear its environment. A process that waits to be forked has no card yet. */
+__attribute__((constructor)) static void read_card_early(void) {
+    if (getenv("FORETELL_DEVICE")) card();
+}
+
 const Card *card(void) {
     pthread_once(&card_once, read_card);
     return &the_card;

@@ -1,80 +1,105 @@
 /* The native log: 64-byte records in FORETELL_LOG-<pid>.bin, names (one a line, by number) in FORETELL_LOG-<pid>.names.
- * Costs one branch when nobody asked for it. log_kinds.h has the records. */
+ * Costs one branch when nobody asked for it. log_kinds.h has the records.
+ *
+ * A record is there once it is made, however the process ends: records are written into a shared mapping of the file.
+ * No descriptor is kept, and the environment is read once, because scripts close the one and clear the other. */
 #include "core/vgpu.h"
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 typedef struct { uint64_t time_us; uint32_t kind, name; int64_t words[6]; } Record;
 _Static_assert(sizeof(Record) == 64, "the reader relies on it");
 
-#define BUFFERED 1024
+#define CHUNK_RECORDS 4096 /* mapped at once; the reader skips records of kind 0, which were not made */
+#define CHUNK_BYTES (CHUNK_RECORDS * sizeof(Record))
 #define NAME_SLOTS (1 << 16)
-static Record buffer[BUFFERED];
-static int num_buffered, records_file = -1, names_file = -1;
+static Record *chunk;
+static size_t num_in_chunk;
 static uint32_t num_names;
 /* by pointer: names are string constants or kept */
 static struct { const char *name; uint32_t number; } names[NAME_SLOTS];
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
-static int state = -1; /* -1 not asked yet, 0 off, 1 on */
+static char prefix[PATH_MAX]; /* empty: nothing is logged */
+
+/* For forks of a process that waits with torch imported, whose runs each have a folder of their own. */
+EXPORT void foretell_log_to(const char *path);
+void foretell_log_to(const char *path) { snprintf(prefix, sizeof prefix, "%s", path); }
 
 static void after_fork_in_child(void) {
     /* The parent's files stay the parent's; a child that uses the GPU gets its own. */
-    num_buffered = 0;
-    if (records_file >= 0) close(records_file);
-    if (names_file >= 0) close(names_file);
-    records_file = names_file = -1;
+    if (chunk) munmap(chunk, CHUNK_BYTES);
+    chunk = NULL;
     num_names = 0;
     memset(names, 0, sizeof names);
     pthread_mutex_unlock(&log_mutex);
 }
 static void before_fork(void) { pthread_mutex_lock(&log_mutex); }
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&log_mutex); }
-__attribute__((constructor)) static void guard_fork(void) {
+__attribute__((constructor)) static void start(void) {
+    const char *path = getenv("FORETELL_LOG");
+    foretell_log_to(path ? path : "");
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-bool is_logging(void) {
-    if (state < 0) {
-        const char *prefix = getenv("FORETELL_LOG");
-        state = prefix && *prefix;
+bool is_logging(void) { return *prefix != 0; }
+
+/* A full or read-only disk must not stop the user's job; the reader sees that the rest is missing. */
+static bool stop_logging(void) {
+    *prefix = 0;
+    return false;
+}
+
+static int open_file(const char *suffix, int flags) {
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s-%d.%s", prefix, (int)getpid(), suffix);
+    return open(path, flags | O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+}
+
+/* Space on the disk is taken beforehand: a mapped page without it would end the process by SIGBUS. */
+static bool map_next_chunk(void) {
+    if (chunk) munmap(chunk, CHUNK_BYTES);
+    chunk = NULL;
+    int file = open_file("bin", 0);
+    struct stat status;
+    struct rlimit limit;
+    if (file >= 0 && !fstat(file, &status) && !getrlimit(RLIMIT_FSIZE, &limit)) {
+        off_t end = (off_t)((size_t)status.st_size / CHUNK_BYTES * CHUNK_BYTES);
+        if ((rlim_t)end + CHUNK_BYTES <= limit.rlim_cur && !posix_fallocate(file, end, CHUNK_BYTES)) {
+            void *mapped = mmap(NULL, CHUNK_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, end);
+            chunk = mapped == MAP_FAILED ? NULL : mapped;
+        }
     }
-    return state == 1;
+    if (file >= 0) close(file);
+    num_in_chunk = 0;
+    return chunk || stop_logging();
 }
 
-static int open_file(const char *suffix) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s-%d.%s", getenv("FORETELL_LOG"), (int)getpid(), suffix);
-    int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    /* a full or read-only disk must not stop the user's job; the reader sees that it is missing */
-    if (file < 0) state = 0;
-    return file;
+static uint32_t lines_in(int file) {
+    char bytes[4096];
+    uint32_t lines = 0;
+    for (ssize_t got; (got = read(file, bytes, sizeof bytes)) > 0;)
+        for (ssize_t i = 0; i < got; i++) lines += bytes[i] == '\n';
+    return lines;
 }
 
-static void write_all(int file, const void *bytes, size_t count) {
-    const char *p = bytes;
-    while (count > 0) {
-        ssize_t written = write(file, p, count);
-        if (written <= 0) { state = 0; return; }
-        p += written, count -= (size_t)written;
-    }
-}
-
-static void flush_locked(void) {
-    if (num_buffered == 0) return;
-    if (records_file < 0) records_file = open_file("bin");
-    if (records_file >= 0) write_all(records_file, buffer, sizeof(Record) * (size_t)num_buffered);
-    num_buffered = 0;
-}
-
-__attribute__((destructor)) static void flush_at_exit(void) {
-    pthread_mutex_lock(&log_mutex);
-    flush_locked();
-    pthread_mutex_unlock(&log_mutex);
+static bool write_name(const char *name) {
+    char line[4096];
+    int length = snprintf(line, sizeof line, "%s\n", name);
+    if (length >= (int)sizeof line) line[(length = (int)sizeof line) - 1] = '\n';
+    int file = open_file("names", O_APPEND);
+    if (file >= 0 && !num_names) num_names = lines_in(file); /* of a program that has replaced itself by this one */
+    bool is_written = file >= 0 && write(file, line, (size_t)length) == length;
+    if (file >= 0) close(file);
+    return is_written || stop_logging();
 }
 
 static uint32_t number_of(const char *name) {
@@ -82,11 +107,7 @@ static uint32_t number_of(const char *name) {
     for (size_t probes = 0; probes < NAME_SLOTS; probes++, slot = (slot + 1) % NAME_SLOTS) {
         if (names[slot].name == name) return names[slot].number;
         if (names[slot].name) continue;
-        if (names_file < 0) names_file = open_file("names");
-        if (names_file >= 0) {
-            write_all(names_file, name, strlen(name));
-            write_all(names_file, "\n", 1);
-        }
+        write_name(name);
         names[slot].name = name;
         return names[slot].number = num_names++;
     }
@@ -98,13 +119,14 @@ void log_event(enum LogKind kind, const char *name, const int64_t words[6]) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     pthread_mutex_lock(&log_mutex);
-    Record *record = &buffer[num_buffered++];
-    *record = (Record){(uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000, kind, number_of(name), {0}};
-    memcpy(record->words, words, sizeof record->words);
-    /* What explains a death is written at once. */
-    bool is_urgent = kind == LOG_UNIMPLEMENTED || kind == LOG_OUT_OF_MEMORY || kind == LOG_STATIC_RUNTIME ||
-                     kind == LOG_NO_ADDRESS_SPACE;
-    if (num_buffered == BUFFERED || is_urgent) flush_locked();
+    uint32_t number = number_of(name);
+    if (is_logging() && ((chunk && num_in_chunk < CHUNK_RECORDS) || map_next_chunk())) {
+        Record *record = &chunk[num_in_chunk++];
+        record->time_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000;
+        record->name = number;
+        memcpy(record->words, words, sizeof record->words);
+        __atomic_store_n(&record->kind, (uint32_t)kind, __ATOMIC_RELEASE); /* last: now it is whole */
+    }
     pthread_mutex_unlock(&log_mutex);
 }
 

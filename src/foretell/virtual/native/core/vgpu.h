@@ -25,6 +25,13 @@ enum {
     ERROR_CAPTURE_UNMATCHED = 903,
 };
 
+/* First in a function: ends it with the library's own code, INVALID in its file, if one of these pointers is null. */
+#define NEEDS(...) do { \
+    const void *const needed[] = {__VA_ARGS__}; \
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) \
+        if (!needed[i]) return INVALID; \
+} while (0)
+
 /* ---- memory of our own (allocate.c): there always is some, or the process ends with a message ---------------- */
 
 void *allocate(size_t bytes);                                                   /* zeroed; free() returns it */

@@ -4,6 +4,8 @@
 #include <string.h>
 #include "cuda/device.h"
 
+#define INVALID fail(ERROR_INVALID_VALUE)
+
 /* GPU-00000000-0000-0000-0000-00000000000<index>: NVML and the runtime must agree, and so must CUDA_VISIBLE_DEVICES. */
 void device_uuid(int device, unsigned char uuid[16]) {
     int index = physical_index(device);
@@ -24,12 +26,14 @@ void device_uuid(int device, unsigned char uuid[16]) {
 #include "cuda/device_properties.inc"
 
 EXPORT int cudaGetDeviceProperties_v2(Properties12 *properties, int device) {
+    NEEDS(properties);
     if (physical_index(device) < 0) return fail(ERROR_INVALID_DEVICE);
     fill_12(properties, device);
     return SUCCESS;
 }
 
 EXPORT int cudaGetDeviceProperties(Properties13 *properties, int device) {
+    NEEDS(properties);
     if (physical_index(device) < 0) return fail(ERROR_INVALID_DEVICE);
     fill_13(properties, device);
     return SUCCESS;
@@ -37,6 +41,7 @@ EXPORT int cudaGetDeviceProperties(Properties13 *properties, int device) {
 
 /* cudaDeviceAttr and CUdevice_attribute share their numbers. */
 int device_attribute(int *value, int attribute, int device) {
+    if (!value) return ERROR_INVALID_VALUE;
     if (physical_index(device) < 0) return ERROR_INVALID_DEVICE;
     const Card *c = card();
     switch (attribute) {
@@ -89,11 +94,13 @@ EXPORT int cudaDeviceGetAttribute(int *value, int attribute, int device) {
 }
 
 EXPORT int cudaGetDeviceCount(int *count) {
+    NEEDS(count);
     *count = visible_device_count();
     return *count ? SUCCESS : fail(ERROR_NO_DEVICE);
 }
 
 EXPORT int cudaGetDevice(int *device) {
+    NEEDS(device);
     if (!visible_device_count()) return fail(ERROR_NO_DEVICE);
     *device = current_device;
     return SUCCESS;
@@ -109,6 +116,7 @@ EXPORT int cudaSetDevice(int device) {
 }
 
 EXPORT int cudaDeviceGetPCIBusId(char *id, int length, int device) {
+    NEEDS(id);
     if (physical_index(device) < 0) return fail(ERROR_INVALID_DEVICE);
     snprintf(id, (size_t)length, "0000:%02X:00.0", physical_index(device) + 1);
     return SUCCESS;
@@ -122,6 +130,7 @@ EXPORT int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 
 /* Cards in one machine reach each other, as over NVLink or PCIe. */
 EXPORT int cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    NEEDS(can);
     if (physical_index(device) < 0 || physical_index(peer) < 0) return fail(ERROR_INVALID_DEVICE);
     *can = device != peer;
     return SUCCESS;
@@ -138,6 +147,7 @@ EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags UNUSED) {
 }
 
 EXPORT int cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    NEEDS(free_bytes, total);
     if (!visible_device_count()) return fail(ERROR_NO_DEVICE);
     lock();
     *free_bytes = device_free_bytes(current_device);
@@ -204,6 +214,7 @@ int runtime_version(void) {
 }
 
 EXPORT int cudaRuntimeGetVersion(int *version) {
+    NEEDS(version);
     *version = runtime_version();
     return SUCCESS;
 }

@@ -10,6 +10,8 @@
 #include "memory/memory.h"
 #include "cuda/streams.h"
 
+#define INVALID ERROR_INVALID_VALUE
+
 static char contexts[MAX_DEVICES]; /* a context is an address in here */
 static void *context_of(int device) { return &contexts[device]; }
 static int device_of_context(const void *context) {
@@ -20,18 +22,21 @@ static int device_of_context(const void *context) {
 /* ---- devices and contexts ---------------------------------------------------------------------------------------- */
 
 EXPORT int cuInit(unsigned flags UNUSED) { return visible_device_count() ? SUCCESS : ERROR_NO_DEVICE; }
-EXPORT int cuDriverGetVersion(int *version) { *version = runtime_version(); return SUCCESS; }
-EXPORT int cuDeviceGetCount(int *count) { *count = visible_device_count(); return SUCCESS; }
+EXPORT int cuDriverGetVersion(int *version) { NEEDS(version); *version = runtime_version(); return SUCCESS; }
+EXPORT int cuDeviceGetCount(int *count) { NEEDS(count); *count = visible_device_count(); return SUCCESS; }
 EXPORT int cuDeviceGet(int *device, int ordinal) {
+    NEEDS(device);
     *device = ordinal;
     return physical_index(ordinal) < 0 ? ERROR_INVALID_DEVICE : SUCCESS;
 }
 EXPORT int cuDeviceGetName(char *name, int length, int device) {
+    NEEDS(name);
     if (physical_index(device) < 0) return ERROR_INVALID_DEVICE;
     snprintf(name, (size_t)length, "%s", card()->name);
     return SUCCESS;
 }
 EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    NEEDS(bytes);
     *bytes = (size_t)card()->total;
     return physical_index(device) < 0 ? ERROR_INVALID_DEVICE : SUCCESS;
 }
@@ -39,18 +44,21 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
     return device_attribute(value, attribute, device);
 }
 EXPORT int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+    NEEDS(uuid);
     if (physical_index(device) < 0) return ERROR_INVALID_DEVICE;
     device_uuid(device, uuid);
     return SUCCESS;
 }
 EXPORT int cuDeviceGetUuid(unsigned char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 EXPORT int cuDeviceGetPCIBusId(char *id, int length, int device) {
+    NEEDS(id);
     if (physical_index(device) < 0) return ERROR_INVALID_DEVICE;
     snprintf(id, (size_t)length, "0000:%02X:00.0", physical_index(device) + 1);
     return SUCCESS;
 }
 
 EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
+    NEEDS(context);
     if (physical_index(device) < 0) return ERROR_INVALID_DEVICE;
     lock();
     device_state(device);
@@ -60,12 +68,14 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
 }
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device UNUSED) { return SUCCESS; } /* the runtime keeps it alive */
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *is_active) {
+    NEEDS(flags, is_active);
     if (physical_index(device) < 0) return ERROR_INVALID_DEVICE;
     *flags = 0;
     *is_active = has_context(device);
     return SUCCESS;
 }
 EXPORT int cuCtxGetCurrent(void **context) {
+    NEEDS(context);
     *context = has_context(current_device) ? context_of(current_device) : NULL;
     return SUCCESS;
 }
@@ -94,7 +104,7 @@ EXPORT int cuDevicePrimaryCtxRelease(int device) { return cuDevicePrimaryCtxRele
 EXPORT int cuDevicePrimaryCtxReset(int device UNUSED) {
     return unimplemented("cuDevicePrimaryCtxReset", ERROR_NOT_SUPPORTED);
 }
-EXPORT int cuCtxGetDevice(int *device) { *device = current_device; return SUCCESS; }
+EXPORT int cuCtxGetDevice(int *device) { NEEDS(device); *device = current_device; return SUCCESS; }
 EXPORT int cuCtxSynchronize(void) { host_synchronizes(current_device); return SUCCESS; }
 /* Limits (stack, printf buffer, ...) change the context by at most a few MiB, which its interval holds. */
 static size_t limits[16];
@@ -104,16 +114,18 @@ EXPORT int cuCtxSetLimit(int limit, size_t value) {
     return SUCCESS;
 }
 EXPORT int cuCtxGetLimit(size_t *value, int limit) {
+    NEEDS(value);
     if (limit < 0 || limit > 15) return ERROR_INVALID_VALUE;
     *value = limits[limit];
     return SUCCESS;
 }
 
-EXPORT int cuGetErrorString(int error, const char **text) { *text = error_text(error); return SUCCESS; }
-EXPORT int cuGetErrorName(int error, const char **name) { *name = error_name(error); return SUCCESS; }
+EXPORT int cuGetErrorString(int error, const char **text) { NEEDS(text); *text = error_text(error); return SUCCESS; }
+EXPORT int cuGetErrorName(int error, const char **name) { NEEDS(name); *name = error_name(error); return SUCCESS; }
 
 /* The driver's log never has anything to say. */
 EXPORT int cuLogsRegisterCallback(void *callback UNUSED, void *data UNUSED, void **handle) {
+    NEEDS(handle);
     static char one;
     *handle = &one;
     return SUCCESS;
@@ -127,16 +139,19 @@ typedef struct { int type, handle_types, location_type, device; } AllocationProp
 
 EXPORT int cuMemGetAllocationGranularity(size_t *granularity, const AllocationProperties *properties UNUSED,
                                          int option UNUSED) {
+    NEEDS(granularity);
     *granularity = GRANULARITY;
     return SUCCESS;
 }
 EXPORT int cuMemAddressReserve(uintptr_t *address, size_t bytes, size_t alignment, uintptr_t hint UNUSED,
                                unsigned long long flags UNUSED) {
+    NEEDS(address);
     return address_reserve(address, bytes, alignment);
 }
 EXPORT int cuMemAddressFree(uintptr_t address, size_t bytes) { return address_free(address, bytes); }
 EXPORT int cuMemCreate(uint64_t *handle, size_t bytes, const AllocationProperties *properties,
                        unsigned long long flags UNUSED) {
+    NEEDS(handle, properties);
     if (properties->location_type != 1) return unimplemented("cuMemCreate (on the host)", ERROR_NOT_SUPPORTED);
     if (physical_index(properties->device) < 0) return ERROR_INVALID_DEVICE;
     return physical_create(handle, bytes, properties->device);
@@ -152,6 +167,7 @@ EXPORT int cuMemSetAccess(uintptr_t address UNUSED, size_t bytes UNUSED, const v
     return SUCCESS;
 }
 EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+    NEEDS(handle);
     return physical_of((uintptr_t)address, handle);
 }
 EXPORT int cuMemGetAddressRange_v2(uintptr_t *base, size_t *bytes, uintptr_t address) {
@@ -163,6 +179,7 @@ EXPORT int cuMemGetAddressRange_v2(uintptr_t *base, size_t *bytes, uintptr_t add
     return SUCCESS;
 }
 EXPORT int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+    NEEDS(free_bytes, total);
     lock();
     *free_bytes = device_free_bytes(current_device);
     *total = (size_t)card()->total;
@@ -203,6 +220,7 @@ EXPORT int cuMemsetD32Async(uintptr_t to, unsigned value, size_t count, void *st
 /* CUpointer_attribute: 1 context, 2 memory type (1 host, 2 device), 3 device pointer, 4 host pointer, 6 sync, 7
  * buffer id, 8 managed, 9 device ordinal, 11 range start, 12 range size, 13 mapped. */
 EXPORT int cuPointerGetAttribute(void *data, int attribute, uintptr_t address) {
+    NEEDS(data);
     int device = device_of((void *)address);
     bool pinned = device < 0 && is_pinned((void *)address);
     if (device < 0 && !pinned) return ERROR_INVALID_VALUE;
@@ -225,9 +243,10 @@ EXPORT int cuPointerGetAttribute(void *data, int attribute, uintptr_t address) {
     }
 }
 EXPORT int cuPointerGetAttributes(unsigned count, int *attributes, void **data, uintptr_t address) {
+    NEEDS(attributes, data);
     /* as in the driver: an unknown pointer is no error here, its attributes are zero */
     for (unsigned i = 0; i < count; i++) {
-        if (attributes[i] == 2) *(unsigned *)data[i] = 0;
+        if (attributes[i] == 2 && data[i]) *(unsigned *)data[i] = 0;
         cuPointerGetAttribute(data[i], attributes[i], address);
     }
     return SUCCESS;
@@ -235,7 +254,7 @@ EXPORT int cuPointerGetAttributes(unsigned count, int *attributes, void **data, 
 
 /* ---- modules and launches ---------------------------------------------------------------------------------------- */
 
-static int new_module(void **module) { *module = allocate(16); return SUCCESS; }
+static int new_module(void **module) { NEEDS(module); *module = allocate(16); return SUCCESS; }
 EXPORT int cuModuleLoadData(void **module, const void *image UNUSED) { return new_module(module); }
 EXPORT int cuModuleLoadDataEx(void **module, const void *image UNUSED, unsigned n UNUSED, int *options UNUSED,
                               void **values UNUSED) {
@@ -250,6 +269,7 @@ EXPORT int cuLibraryLoadFromFile(void **library, const char *file UNUSED, int *j
 }
 EXPORT int cuModuleUnload(void *module) { free(module); return SUCCESS; }
 EXPORT int cuModuleGetFunction(void **function, void *module UNUSED, const char *name) {
+    NEEDS(function, name);
     *function = new_kernel(name);
     return SUCCESS;
 }
@@ -259,10 +279,11 @@ EXPORT int cuLibraryLoadData(void **library, const void *code UNUSED, int *jit U
 }
 EXPORT int cuLibraryUnload(void *library) { free(library); return SUCCESS; }
 EXPORT int cuLibraryGetKernel(void **kernel, void *library UNUSED, const char *name) {
+    NEEDS(kernel, name);
     *kernel = new_kernel(name);
     return SUCCESS;
 }
-EXPORT int cuKernelGetFunction(void **function, void *kernel) { *function = kernel; return SUCCESS; }
+EXPORT int cuKernelGetFunction(void **function, void *kernel) { NEEDS(function); *function = kernel; return SUCCESS; }
 EXPORT int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device UNUSED) {
     return kernel_attribute(kernel_of(kernel), attribute, value);
 }
@@ -277,6 +298,7 @@ EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) {
 }
 EXPORT int cuFuncSetCacheConfig(void *function UNUSED, int config UNUSED) { return SUCCESS; }
 EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function UNUSED, int threads, size_t shared) {
+    NEEDS(blocks);
     *blocks = resident_blocks(threads, shared);
     return SUCCESS;
 }
@@ -296,15 +318,17 @@ typedef struct {
     unsigned num_attributes;
 } DriverLaunchConfig;
 EXPORT int cuLaunchKernelEx(const DriverLaunchConfig *config, void *function, void **arguments, void **extra UNUSED) {
+    NEEDS(config);
     return launch_kernel(kernel_of(function), config->grid, config->block, arguments, config->shared, config->stream);
 }
 
 /* The tensor map is an opaque 128-byte description that only kernels read. */
-EXPORT int cuTensorMapEncodeTiled(void *map, ...) { memset(map, 0, 128); return SUCCESS; }
+EXPORT int cuTensorMapEncodeTiled(void *map, ...) { NEEDS(map); memset(map, 0, 128); return SUCCESS; }
 
 /* ---- streams and events ------------------------------------------------------------------------------------------ */
 
 EXPORT int cuStreamGetCtx(void *stream, void **context) {
+    NEEDS(context);
     Stream *s = stream_of(stream);
     if (!s) return ERROR_INVALID_HANDLE;
     *context = context_of(stream_device(s));
@@ -314,6 +338,7 @@ EXPORT int cuStreamGetCtx(void *stream, void **context) {
 /* A CUDA runtime that is linked into a library asks for private tables here. There are none, and it says so and
  * stops; imitating them is out of bounds. */
 EXPORT int cuGetExportTable(const void **table, const void *id UNUSED) {
+    NEEDS(table);
     *table = NULL;
     static_runtime(__builtin_return_address(0));
     return ERROR_NOT_FOUND;
@@ -385,6 +410,7 @@ void *driver_function(const char *name) {
 
 int cuGetProcAddress_v2(const char *name, void **function, int version UNUSED, unsigned long long flags UNUSED,
                         int *status) {
+    NEEDS(name, function);
     *function = driver_function(name);
     if (status) *status = *function ? 0 : 1; /* CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND */
     return *function ? SUCCESS : ERROR_NOT_FOUND;

@@ -5,11 +5,14 @@
 #include "memory/memory.h"
 #include "cuda/streams.h"
 
+#define INVALID fail(ERROR_INVALID_VALUE)
+
 /* ---- rows of a pitched array ------------------------------------------------------------------------------------- */
 
 #define PITCH ((size_t)512)
 
 EXPORT int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height) {
+    NEEDS(address, pitch);
     *pitch = (width + PITCH - 1) / PITCH * PITCH;
     return fail(device_malloc(address, *pitch * height, "cudaMallocPitch"));
 }
@@ -39,7 +42,7 @@ EXPORT int cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t 
 /* ---- wishes: they change speed, never memory --------------------------------------------------------------------- */
 
 EXPORT int cudaDeviceSetCacheConfig(int config UNUSED) { return SUCCESS; }
-EXPORT int cudaDeviceGetCacheConfig(int *config) { *config = 0; return SUCCESS; } /* no preference */
+EXPORT int cudaDeviceGetCacheConfig(int *config) { NEEDS(config); *config = 0; return SUCCESS; } /* no preference */
 EXPORT int cudaDeviceSetSharedMemConfig(int config UNUSED) { return SUCCESS; }
 EXPORT int cudaFuncSetCacheConfig(const void *function, int config UNUSED) {
     return kernel_of(function) ? SUCCESS : fail(ERROR_INVALID_HANDLE);
@@ -52,7 +55,11 @@ EXPORT int cudaStreamSetAttribute(void *stream, int attribute UNUSED, const void
     return stream_of(stream) ? SUCCESS : fail(ERROR_INVALID_HANDLE);
 }
 EXPORT int cudaSetDeviceFlags(unsigned flags UNUSED) { return SUCCESS; }
-EXPORT int cudaGetDeviceFlags(unsigned *flags) { *flags = 8; return SUCCESS; } /* cudaDeviceMapHost, always on */
+EXPORT int cudaGetDeviceFlags(unsigned *flags) {
+    NEEDS(flags);
+    *flags = 8; /* cudaDeviceMapHost, always on */
+    return SUCCESS;
+}
 
 /* Per-thread default streams are ordered as the legacy one: kernels do nothing, so only the device matters. */
 extern int cudaLaunchKernel(const void *, Dim3, Dim3, void **, size_t, void *), cudaStreamSynchronize(void *),

@@ -6,6 +6,8 @@
 #include <string.h>
 #include "cuda/streams.h"
 
+#define INVALID fail(ERROR_INVALID_VALUE)
+
 #define KERNEL_MAGIC 0x6b65726eu
 
 /* A library's device code for several architectures. image is filled at the first launch. */
@@ -111,6 +113,7 @@ static Variable *variable_of(const void *symbol) {
 }
 
 EXPORT int cudaGetSymbolAddress(void **address, const void *symbol) {
+    NEEDS(address);
     Variable *v = variable_of(symbol);
     if (!v) return fail(ERROR_INVALID_SYMBOL);
     *address = v->address;
@@ -118,6 +121,7 @@ EXPORT int cudaGetSymbolAddress(void **address, const void *symbol) {
 }
 
 EXPORT int cudaGetSymbolSize(size_t *bytes, const void *symbol) {
+    NEEDS(bytes);
     Variable *v = variable_of(symbol);
     if (!v) return fail(ERROR_INVALID_SYMBOL);
     *bytes = v->bytes;
@@ -125,6 +129,7 @@ EXPORT int cudaGetSymbolSize(size_t *bytes, const void *symbol) {
 }
 
 EXPORT int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t bytes, size_t offset, int kind UNUSED) {
+    NEEDS(from);
     Variable *v = variable_of(symbol);
     if (!v || offset + bytes > v->bytes) return fail(v ? ERROR_INVALID_VALUE : ERROR_INVALID_SYMBOL);
     if (device_of(from) < 0) memcpy((char *)v->address + offset, from, bytes);
@@ -225,11 +230,13 @@ typedef struct {
     unsigned num_attributes;
 } LaunchConfig;
 EXPORT int cudaLaunchKernelExC(const LaunchConfig *config, const void *function, void **arguments) {
+    NEEDS(config);
     return launch_kernel(kernel_of(function), config->grid, config->block, arguments, config->shared, config->stream);
 }
 
 /* CUDA 13's stubs look the kernel up once and launch by handle. */
 EXPORT int __cudaGetKernel(void **kernel, const void *function) {
+    NEEDS(kernel);
     *kernel = kernel_of(function);
     return *kernel ? SUCCESS : fail(ERROR_INVALID_HANDLE);
 }
@@ -252,6 +259,7 @@ EXPORT unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block, size_t shared
 }
 
 EXPORT int __cudaPopCallConfiguration(Dim3 *grid, Dim3 *block, size_t *shared, void **stream) {
+    NEEDS(grid, block, shared, stream);
     if (!num_pushed) return fail(ERROR_INVALID_CONFIGURATION);
     *grid = pushed[--num_pushed].grid, *block = pushed[num_pushed].block;
     *shared = pushed[num_pushed].shared, *stream = pushed[num_pushed].stream;
@@ -267,6 +275,7 @@ EXPORT int __cudaPopCallConfiguration(Dim3 *grid, Dim3 *block, size_t *shared, v
 /* CUfunction_attribute: 0 max threads, 1 static shared, 2 constant, 3 local, 4 registers, 5 PTX, 6 binary version, 8
  * dynamic shared limit. */
 int kernel_attribute(Kernel *kernel, int attribute, int *value) {
+    if (!value) return ERROR_INVALID_VALUE;
     if (!kernel) return ERROR_INVALID_HANDLE;
     int image = image_of(kernel);
     if (!image) return ERROR_NO_KERNEL_IMAGE;
@@ -295,6 +304,7 @@ typedef struct {
 } FunctionAttributes; /* cudaFuncAttributes up to the fields for clusters, which are left as the caller zeroed them */
 
 EXPORT int cudaFuncGetAttributes(FunctionAttributes *attributes, const void *function) {
+    NEEDS(attributes);
     Kernel *kernel = kernel_of(function);
     int image = kernel ? image_of(kernel) : 0;
     if (!image) return fail(kernel ? ERROR_NO_KERNEL_IMAGE : ERROR_INVALID_HANDLE);
@@ -326,6 +336,7 @@ int resident_blocks(int block_threads, size_t shared) {
 
 EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function UNUSED, int threads,
                                                                   size_t shared, unsigned flags UNUSED) {
+    NEEDS(blocks);
     *blocks = resident_blocks(threads, shared);
     return SUCCESS;
 }
@@ -339,12 +350,14 @@ EXPORT int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void
 EXPORT int cudaLibraryLoadData(void **library, const void *code UNUSED, int *jit UNUSED, void **jit_values UNUSED,
                                unsigned num_jit UNUSED, int *options UNUSED, void **option_values UNUSED,
                                unsigned num_options UNUSED) {
+    NEEDS(library);
     *library = allocate(16);
     return SUCCESS;
 }
 EXPORT int cudaLibraryLoadFromFile(void **library, const char *file UNUSED, int *jit UNUSED, void **jit_values UNUSED,
                                    unsigned num_jit UNUSED, int *options UNUSED, void **option_values UNUSED,
                                    unsigned num_options UNUSED) {
+    NEEDS(library);
     *library = allocate(16);
     return SUCCESS;
 }
@@ -353,6 +366,7 @@ EXPORT int cudaLibraryUnload(void *library) {
     return SUCCESS;
 }
 EXPORT int cudaLibraryGetKernel(void **kernel, void *library UNUSED, const char *name) {
+    NEEDS(kernel, name);
     *kernel = new_kernel(name);
     return SUCCESS;
 }

@@ -5,6 +5,8 @@
 #include "memory/memory.h"
 #include "cuda/streams.h"
 
+#define INVALID fail(ERROR_INVALID_VALUE)
+
 #define NEEDS_DEVICE() do { if (!visible_device_count()) return fail(ERROR_NO_DEVICE); } while (0)
 
 EXPORT int cudaMalloc(void **address, size_t bytes) {
@@ -39,10 +41,12 @@ EXPORT int cudaHostRegister(void *address, size_t bytes, unsigned flags UNUSED) 
 }
 EXPORT int cudaHostUnregister(void *address) { return fail(pinned_unregister(address)); }
 EXPORT int cudaHostGetDevicePointer(void **device, void *host, unsigned flags UNUSED) {
+    NEEDS(device);
     *device = host; /* unified addresses */
     return is_pinned(host) ? SUCCESS : fail(ERROR_INVALID_VALUE);
 }
 EXPORT int cudaHostGetFlags(unsigned *flags, void *host) {
+    NEEDS(flags);
     *flags = 0;
     return is_pinned(host) ? SUCCESS : fail(ERROR_INVALID_VALUE);
 }
@@ -59,6 +63,7 @@ EXPORT int cudaMallocFromPoolAsync(void **address, size_t bytes, void *pool UNUS
 }
 EXPORT int cudaFreeAsync(void *address, void *stream UNUSED) { return fail(device_free(address, "cudaFreeAsync")); }
 EXPORT int cudaDeviceGetDefaultMemPool(void **pool, int device) {
+    NEEDS(pool);
     if (physical_index(device) < 0) return fail(ERROR_INVALID_DEVICE);
     *pool = pool_handle(device);
     return SUCCESS;
@@ -77,6 +82,7 @@ EXPORT int cudaMemPoolSetAccess(void *pool UNUSED, const void *descriptions UNUS
 
 /* Graph memory nodes are not modelled, so they hold nothing. */
 EXPORT int cudaDeviceGetGraphMemAttribute(int device UNUSED, int attribute UNUSED, void *value) {
+    NEEDS(value);
     *(uint64_t *)value = 0;
     return SUCCESS;
 }
@@ -133,6 +139,7 @@ EXPORT int cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) {
 typedef struct { int type, device; void *device_pointer, *host_pointer; } PointerAttributes;
 
 EXPORT int cudaPointerGetAttributes(PointerAttributes *attributes, const void *address) {
+    NEEDS(attributes);
     NEEDS_DEVICE();
     int device = device_of(address);
     bool pinned = device < 0 && is_pinned(address), managed = device >= 0 && is_managed(address);
@@ -150,6 +157,7 @@ EXPORT int cudaProfilerStop(void) { return SUCCESS; }
 extern void *driver_function(const char *name);
 
 static int entry_point(const char *name, void **function, int *status) {
+    NEEDS(name, function);
     *function = driver_function(name);
     if (status) *status = *function ? 0 : 1; /* cudaDriverEntryPointSymbolNotFound */
     return SUCCESS;

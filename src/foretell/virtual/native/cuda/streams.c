@@ -10,6 +10,8 @@
 #include <string.h>
 #include "memory/memory.h"
 
+#define INVALID fail(ERROR_INVALID_VALUE)
+
 #define STREAM_MAGIC 0x73747265u
 #define EVENT_MAGIC 0x6576656eu
 #define GRAPH_MAGIC 0x67726170u
@@ -66,6 +68,7 @@ bool note_captured_work(Stream *stream) {
 }
 
 static int new_stream(void **handle, unsigned flags, int priority) {
+    NEEDS(handle);
     if (!visible_device_count()) return ERROR_NO_DEVICE;
     Stream *s = allocate(sizeof *s);
     lock();
@@ -97,6 +100,7 @@ EXPORT int cudaStreamDestroy(void *handle) {
 }
 
 EXPORT int cudaStreamGetPriority(void *handle, int *priority) {
+    NEEDS(priority);
     Stream *s = stream_of(handle);
     if (!s) return fail(ERROR_INVALID_HANDLE);
     *priority = s->priority;
@@ -104,6 +108,7 @@ EXPORT int cudaStreamGetPriority(void *handle, int *priority) {
 }
 
 EXPORT int cudaStreamGetFlags(void *handle, unsigned *flags) {
+    NEEDS(flags);
     Stream *s = stream_of(handle);
     if (!s) return fail(ERROR_INVALID_HANDLE);
     *flags = s->flags;
@@ -111,6 +116,7 @@ EXPORT int cudaStreamGetFlags(void *handle, unsigned *flags) {
 }
 
 EXPORT int cudaStreamGetDevice(void *handle, int *device) {
+    NEEDS(device);
     Stream *s = stream_of(handle);
     if (!s) return fail(ERROR_INVALID_HANDLE);
     *device = s->device;
@@ -155,6 +161,7 @@ static Event *event_of(void *handle) {
 }
 
 EXPORT int cudaEventCreateWithFlags(void **handle, unsigned flags) {
+    NEEDS(handle);
     if (!visible_device_count()) return fail(ERROR_NO_DEVICE);
     Event *e = allocate(sizeof *e);
     e->magic = EVENT_MAGIC;
@@ -226,6 +233,7 @@ EXPORT int cudaEventSynchronize(void *handle) {
 
 /* Deterministic and positive: 10 microseconds a launch. Autotuners compare these times, and zero breaks them. */
 EXPORT int cudaEventElapsedTime(float *milliseconds, void *start, void *end) {
+    NEEDS(milliseconds);
     Event *a = event_of(start), *b = event_of(end);
     if (!a || !b) return fail(ERROR_INVALID_HANDLE);
     *milliseconds = 0.01f * (float)(b->at > a->at ? b->at - a->at : 0) + 0.001f;
@@ -250,6 +258,7 @@ EXPORT int cudaStreamWaitEvent(void *stream, void *event, unsigned flags UNUSED)
 /* The virtual GPU has always finished, so a host function runs where it is queued; while capturing it becomes a
  * node. */
 EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
+    NEEDS(function);
     Stream *s = stream_of(stream);
     if (!s) return fail(ERROR_INVALID_HANDLE);
     if (!note_captured_work(s)) function(data);
@@ -258,6 +267,7 @@ EXPORT int cudaLaunchHostFunc(void *stream, void (*function)(void *), void *data
 
 EXPORT int cudaStreamAddCallback(void *stream, void (*callback)(void *, int, void *), void *data,
                                  unsigned flags UNUSED) {
+    NEEDS(callback);
     Stream *s = stream_of(stream);
     if (!s) return fail(ERROR_INVALID_HANDLE);
     if (!note_captured_work(s)) callback(stream, SUCCESS, data);
@@ -269,6 +279,7 @@ EXPORT int cudaStreamAddCallback(void *stream, void (*callback)(void *, int, voi
 static __thread int capture_mode; /* cudaStreamCaptureModeGlobal */
 
 EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode) {
+    NEEDS(mode);
     int old = capture_mode;
     capture_mode = *mode;
     *mode = old;
@@ -294,6 +305,7 @@ EXPORT int cudaStreamBeginCapture(void *stream, int mode UNUSED) {
 }
 
 EXPORT int cudaStreamEndCapture(void *stream, void **graph) {
+    NEEDS(graph);
     Stream *s = stream_of(stream);
     if (!s) return fail(ERROR_INVALID_HANDLE);
     if (!s->began_capture) return fail(ERROR_CAPTURE_UNMATCHED);
@@ -311,6 +323,7 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph) {
 }
 
 EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
+    NEEDS(status);
     Stream *s = stream_of(stream);
     if (!s) return fail(ERROR_INVALID_HANDLE);
     *status = s->capture != NULL;
@@ -319,6 +332,7 @@ EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
 
 static int capture_info(void *stream, int *status, unsigned long long *id, void **graph, void **dependencies,
                         size_t *num_dependencies) {
+    NEEDS(status);
     Stream *s = stream_of(stream);
     if (!s) return fail(ERROR_INVALID_HANDLE);
     *status = s->capture != NULL;
@@ -363,6 +377,7 @@ EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
 }
 
 EXPORT int cudaGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags UNUSED) {
+    NEEDS(executable);
     Graph *g = graph_of(graph);
     if (!g) return fail(ERROR_INVALID_HANDLE);
     Graph *x = allocate(sizeof *x);

@@ -3,25 +3,36 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define INVALID 7 /* CUBLAS_STATUS_INVALID_VALUE */
+
 typedef struct { void *stream; int math_mode, pointer_mode, atomics_mode; } Handle;
 
 EXPORT int cublasCreate_v2(void **handle) {
+    NEEDS(handle);
     if (!visible_device_count()) return 1; /* CUBLAS_STATUS_NOT_INITIALIZED */
     use_library(LIBRARY_CUBLAS);
     *handle = allocate(sizeof(Handle));
     return 0;
 }
 EXPORT int cublasDestroy_v2(void *handle) { free(handle); return 0; }
-EXPORT int cublasSetStream_v2(Handle *handle, void *stream) { handle->stream = stream; return 0; }
-EXPORT int cublasGetStream_v2(Handle *handle, void **stream) { *stream = handle->stream; return 0; }
+EXPORT int cublasSetStream_v2(Handle *handle, void *stream) { NEEDS(handle); handle->stream = stream; return 0; }
+EXPORT int cublasGetStream_v2(Handle *handle, void **stream) {
+    NEEDS(handle, stream);
+    *stream = handle->stream;
+    return 0;
+}
 EXPORT int cublasSetWorkspace_v2(void *handle UNUSED, void *workspace, size_t bytes) {
     workspace_given(workspace, (int64_t)bytes);
     return 0;
 }
-EXPORT int cublasSetMathMode(Handle *handle, int mode) { handle->math_mode = mode; return 0; }
-EXPORT int cublasGetMathMode(Handle *handle, int *mode) { *mode = handle->math_mode; return 0; }
-EXPORT int cublasSetPointerMode_v2(Handle *handle, int mode) { handle->pointer_mode = mode; return 0; }
-EXPORT int cublasGetPointerMode_v2(Handle *handle, int *mode) { *mode = handle->pointer_mode; return 0; }
+EXPORT int cublasSetMathMode(Handle *handle, int mode) { NEEDS(handle); handle->math_mode = mode; return 0; }
+EXPORT int cublasGetMathMode(Handle *handle, int *mode) { NEEDS(handle, mode); *mode = handle->math_mode; return 0; }
+EXPORT int cublasSetPointerMode_v2(Handle *handle, int mode) { NEEDS(handle); handle->pointer_mode = mode; return 0; }
+EXPORT int cublasGetPointerMode_v2(Handle *handle, int *mode) {
+    NEEDS(handle, mode);
+    *mode = handle->pointer_mode;
+    return 0;
+}
 EXPORT int cublasSetSmCountTarget(void *handle UNUSED, int count UNUSED) { return 0; }
 
 /* Version: asked of the installed library; its property functions need no device. */
@@ -32,6 +43,7 @@ static int library_version(const char *library, const char *property_function, i
     return major * 10000 + minor * 100 + patch;
 }
 EXPORT int cublasGetVersion_v2(void *handle UNUSED, int *version) {
+    NEEDS(version);
     static int found;
     if (!found) found = library_version("libcublas.so.", "cublasGetProperty", 120405);
     *version = found;
@@ -120,7 +132,7 @@ FOUR_TYPES(trsm_v2) FOUR_TYPES(trsmBatched) FOUR_TYPES(getrfBatched)
 FOUR_TYPES(axpy_v2) FOUR_TYPES(copy_v2) FOUR_TYPES(swap_v2) FOUR_TYPES(trmm_v2) FOUR_TYPES(symm_v2) FOUR_TYPES(syrk_v2)
 
 /* These also report through a pointer to the host whether their arguments were valid: they were. */
-#define INFO(name, ...) EXPORT int name(__VA_ARGS__) { library_call(#name); *info = 0; return 0; }
+#define INFO(name, ...) EXPORT int name(__VA_ARGS__) { NEEDS(info); library_call(#name); *info = 0; return 0; }
 #define INFO_FUNCTIONS(t) \
     INFO(cublas##t##getrsBatched, P h UNUSED, int op UNUSED, int n UNUSED, int nrhs UNUSED, P a UNUSED, \
          int lda UNUSED, P pivots UNUSED, P b UNUSED, int ldb UNUSED, int *info) \
@@ -132,6 +144,7 @@ INFO_FUNCTIONS(S) INFO_FUNCTIONS(D) INFO_FUNCTIONS(C) INFO_FUNCTIONS(Z)
 
 /* dot writes to the host or to the device, as the pointer mode says; torch asks for the device. */
 static int dot(const Handle *handle, const char *name) {
+    NEEDS(handle);
     if (handle->pointer_mode == 0) return unimplemented(name, 15 /* CUBLAS_STATUS_NOT_SUPPORTED */);
     library_call(name);
     return 0;
@@ -142,7 +155,12 @@ DOT(cublasZdotu_v2)
 
 /* ---- cuBLASLt ---------------------------------------------------------------------------------------------------- */
 
-EXPORT int cublasLtCreate(void **handle) { use_library(LIBRARY_CUBLAS); *handle = allocate(64); return 0; }
+EXPORT int cublasLtCreate(void **handle) {
+    NEEDS(handle);
+    use_library(LIBRARY_CUBLAS);
+    *handle = allocate(64);
+    return 0;
+}
 EXPORT int cublasLtDestroy(void *handle) { free(handle); return 0; }
 
 /* Descriptors are opaque. Those of the caller have at least 64 bytes (cublasLtMatrixLayoutOpaque_t of CUDA 12); what
@@ -157,24 +175,32 @@ enum { DESC_COMPUTE_TYPE = 0, DESC_TRANSA = 3 };                                
 /* The inline functions of cublasLt.h without `_internal` call these. */
 EXPORT int cublasLtMatrixLayoutInit_internal(Layout *l, size_t bytes, int type, uint64_t rows, uint64_t columns,
                                              int64_t ld UNUSED) {
+    NEEDS(l);
     memset(l, 0, bytes);
     *l = (Layout){LAYOUT_MAGIC, type, rows, columns, 1};
     return 0;
 }
 EXPORT int cublasLtMatmulDescInit_internal(Operation *o, size_t bytes, int compute_type, int scale_type UNUSED) {
+    NEEDS(o);
     memset(o, 0, bytes);
     *o = (Operation){OPERATION_MAGIC, compute_type, 0};
     return 0;
 }
 EXPORT int cublasLtMatrixLayoutCreate(Layout **l, int type, uint64_t rows, uint64_t columns, int64_t ld) {
+    NEEDS(l);
     *l = allocate(DESCRIPTOR_BYTES);
     return cublasLtMatrixLayoutInit_internal(*l, DESCRIPTOR_BYTES, type, rows, columns, ld);
 }
 EXPORT int cublasLtMatmulDescCreate(Operation **o, int compute_type, int scale_type) {
+    NEEDS(o);
     *o = allocate(DESCRIPTOR_BYTES);
     return cublasLtMatmulDescInit_internal(*o, DESCRIPTOR_BYTES, compute_type, scale_type);
 }
-EXPORT int cublasLtMatmulPreferenceCreate(void **preference) { *preference = allocate(DESCRIPTOR_BYTES); return 0; }
+EXPORT int cublasLtMatmulPreferenceCreate(void **preference) {
+    NEEDS(preference);
+    *preference = allocate(DESCRIPTOR_BYTES);
+    return 0;
+}
 EXPORT int cublasLtMatrixLayoutDestroy(void *layout) { free(layout); return 0; }
 EXPORT int cublasLtMatmulDescDestroy(void *operation) { free(operation); return 0; }
 EXPORT int cublasLtMatmulPreferenceDestroy(void *preference) { free(preference); return 0; }
@@ -183,6 +209,7 @@ static void copy_attribute(void *to, size_t room, const void *value, size_t byte
     if (bytes == room) memcpy(to, value, bytes);
 }
 EXPORT int cublasLtMatrixLayoutSetAttribute(Layout *l, int attribute, const void *value, size_t bytes) {
+    NEEDS(l, value);
     if (l->magic != LAYOUT_MAGIC) return 0;
     switch (attribute) {
     case LAYOUT_TYPE: copy_attribute(&l->type, sizeof l->type, value, bytes); break;
@@ -193,6 +220,7 @@ EXPORT int cublasLtMatrixLayoutSetAttribute(Layout *l, int attribute, const void
     return 0;
 }
 EXPORT int cublasLtMatmulDescSetAttribute(Operation *o, int attribute, const void *value, size_t bytes) {
+    NEEDS(o, value);
     if (o->magic != OPERATION_MAGIC) return 0;
     if (attribute == DESC_COMPUTE_TYPE) copy_attribute(&o->compute_type, sizeof o->compute_type, value, bytes);
     if (attribute == DESC_TRANSA) copy_attribute(&o->op_a, sizeof o->op_a, value, bytes);
@@ -209,18 +237,21 @@ typedef struct { uint64_t algorithm[8]; size_t workspace; int status; float wave
 EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle UNUSED, void *operation UNUSED, void *a UNUSED, void *b UNUSED,
                                           void *c UNUSED, void *d UNUSED, void *preference UNUSED, int requested,
                                           Heuristic *results, int *count) {
+    NEEDS(results, count);
     *count = requested > 0;
     if (requested > 0) results[0] = (Heuristic){.waves = 1.0f};
     return 0;
 }
 EXPORT int cublasLtMatmulAlgoCheck(void *handle UNUSED, void *operation UNUSED, void *a UNUSED, void *b UNUSED,
                                    void *c UNUSED, void *d UNUSED, const void *algorithm UNUSED, Heuristic *result) {
+    NEEDS(result);
     *result = (Heuristic){.waves = 1.0f};
     return 0;
 }
 EXPORT int cublasLtMatmul(P handle UNUSED, const Operation *o, P alpha UNUSED, P a UNUSED, const Layout *a_layout,
                           P b UNUSED, P b_layout UNUSED, P beta UNUSED, P c UNUSED, P c_layout UNUSED, P d UNUSED,
                           const Layout *d_layout, P algorithm UNUSED, P workspace, size_t bytes) {
+    NEEDS(o, a_layout, d_layout);
     static const char *NAME = "cublasLtMatmul";
     workspace_given(workspace, (int64_t)bytes);
     if (o->magic != OPERATION_MAGIC || a_layout->magic != LAYOUT_MAGIC || d_layout->magic != LAYOUT_MAGIC) {

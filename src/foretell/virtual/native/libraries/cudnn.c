@@ -14,6 +14,7 @@
 #include "cuda/device.h"
 
 enum { NOT_INITIALIZED = 1001, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 }; /* cudnnStatus_t of cuDNN 9 */
+#define INVALID BAD_PARAM
 enum { TYPE_HANDLE = 0, TYPE_INT64 = 3, TYPE_DESCRIPTOR = 15, TYPE_BEHAVIOR_NOTE = 19, TYPE_CHAR = 24 };
 enum { RUNTIME_COMPILATION = 0 }; /* cudnnBackendBehaviorNote_t */
 enum { /* descriptor types */
@@ -36,14 +37,15 @@ enum { /* attributes: CUDNN_ATTR_OPERATION_... of cudnn_graph.h */
 typedef struct { void *stream; } Handle;
 
 EXPORT int cudnnCreate(void **handle) {
+    NEEDS(handle);
     if (!visible_device_count()) return NOT_INITIALIZED;
     use_library(LIBRARY_CUDNN);
     *handle = allocate(sizeof(Handle));
     return 0;
 }
 EXPORT int cudnnDestroy(void *handle) { free(handle); return 0; }
-EXPORT int cudnnSetStream(Handle *handle, void *stream) { handle->stream = stream; return 0; }
-EXPORT int cudnnGetStream(Handle *handle, void **stream) { *stream = handle->stream; return 0; }
+EXPORT int cudnnSetStream(Handle *handle, void *stream) { NEEDS(handle); handle->stream = stream; return 0; }
+EXPORT int cudnnGetStream(Handle *handle, void **stream) { NEEDS(handle, stream); *stream = handle->stream; return 0; }
 
 /* ---- descriptors of the graph API: ours, each with the real one behind it where the real library plans ----------- */
 
@@ -119,6 +121,7 @@ static int leave(int status) { is_inside = false; return status; }
 #define INSIDE(call) (is_inside = true, leave(call))
 
 EXPORT int cudnnBackendCreateDescriptor(int type, void **descriptor) {
+    NEEDS(descriptor);
     if (is_inside) return real.create(type, descriptor);
     Descriptor *d = allocate(sizeof *d);
     d->type = type;
@@ -186,10 +189,13 @@ static bool tells_workspace(void *config, int64_t *bytes) {
 }
 
 EXPORT int cudnnBackendSetAttribute(void *descriptor, int attribute, int type, int64_t count, const void *values) {
+    NEEDS(descriptor);
     if (is_inside) return real.set(descriptor, attribute, type, count, values);
     Descriptor *d = descriptor;
     if (type == TYPE_HANDLE) return 0; /* the card's description, added at Finalize, stands for the handle */
-    if (count > 0 && values) remember(d, attribute, count, values);
+    if (count > 0) NEEDS(values);
+    if (count > 0 && type == TYPE_DESCRIPTOR) NEEDS(*(void *const *)values);
+    if (count > 0) remember(d, attribute, count, values);
     if (!d->real) return 0;
     if (type != TYPE_DESCRIPTOR) return INSIDE(real.set(d->real, attribute, type, count, values));
     Descriptor *const *given = values;
@@ -203,6 +209,7 @@ EXPORT int cudnnBackendSetAttribute(void *descriptor, int attribute, int type, i
 }
 
 EXPORT int cudnnBackendFinalize(void *descriptor) {
+    NEEDS(descriptor);
     if (is_inside) return real.finalize(descriptor);
     Descriptor *d = descriptor;
     if (!d->real) return 0;
@@ -255,6 +262,7 @@ static int get_ruled(Descriptor *d, int attribute, int64_t room, int64_t *count,
 
 EXPORT int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, int64_t room, int64_t *count,
                                     void *values) {
+    NEEDS(descriptor);
     if (is_inside) return real.get(descriptor, attribute, type, room, count, values);
     Descriptor *d = descriptor;
     if (!d->real) return get_ruled(d, attribute, room, count, values);
@@ -299,6 +307,7 @@ static void log_operation(const char *function, const Operation *o, int choice, 
 }
 
 EXPORT int cudnnBackendExecute(void *handle UNUSED, void *plan, void *pack) {
+    NEEDS(plan, pack);
     const Descriptor *d = plan;
     int64_t workspace = 0;
     if (is_logging() && cudnnBackendGetAttribute(plan, PLAN_WORKSPACE, TYPE_INT64, 1, NULL, &workspace)) workspace = 0;
@@ -311,7 +320,7 @@ EXPORT int cudnnBackendExecute(void *handle UNUSED, void *plan, void *pack) {
 /* ---- batch normalization, dropout, spatial transformers ---------------------------------------------------------- */
 
 /* The spatial modes need no workspace in NCHW; in NHWC a few KiB, which the allocator's rounding hides. */
-#define NO_BYTES(name, ...) EXPORT int name(__VA_ARGS__, size_t *bytes) { *bytes = 0; return 0; }
+#define NO_BYTES(name, ...) EXPORT int name(__VA_ARGS__, size_t *bytes) { NEEDS(bytes); *bytes = 0; return 0; }
 NO_BYTES(cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize, void *h UNUSED, int mode UNUSED, int ops UNUSED,
          void *x UNUSED, void *z UNUSED, void *y UNUSED, void *b UNUSED, void *a UNUSED)
 NO_BYTES(cudnnGetBatchNormalizationBackwardExWorkspaceSize, void *h UNUSED, int mode UNUSED, int ops UNUSED,

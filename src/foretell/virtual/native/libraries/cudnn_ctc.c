@@ -2,6 +2,8 @@
  * backward variables of the algorithm, over time, samples and twice the labels, stand in. */
 #include "core/vgpu.h"
 
+#define INVALID 2000 /* CUDNN_STATUS_BAD_PARAM */
+
 static __thread int max_labels; /* of the descriptor set last; torch sets one right before it asks */
 
 EXPORT int cudnnSetCTCLossDescriptor_v9(void *descriptor, int type, int normalization, int gradients, int labels) {
@@ -13,11 +15,12 @@ EXPORT int cudnnSetCTCLossDescriptor_v9(void *descriptor, int type, int normaliz
 }
 
 static int workspace(size_t *bytes, void *probabilities, const int *label_lengths) {
+    NEEDS(bytes);
     typedef int (*Get)(void *, int, int *, int *, int *, int *);
     static Get get;
     if (!get) get = (Get)real_function("libcudnn.so.", "cudnnGetTensorNdDescriptor");
     int type, num_dimensions, shape[3], strides[3], labels = max_labels;
-    if (!get || get(probabilities, 3, &type, &num_dimensions, shape, strides)) return 2000;
+    if (!get || get(probabilities, 3, &type, &num_dimensions, shape, strides)) return INVALID;
     for (int i = 0; label_lengths && i < shape[1]; i++)
         if (i == 0 || label_lengths[i] > labels) labels = label_lengths[i];
     *bytes = 2 * sizeof(float) * (size_t)shape[0] * (size_t)shape[1] * (2 * (size_t)labels + 1);

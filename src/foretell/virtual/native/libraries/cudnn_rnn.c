@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define INVALID 2000 /* CUDNN_STATUS_BAD_PARAM */
+
 enum { LSTM = CELL_LSTM, GRU = CELL_GRU }; /* cudnnRNNMode_t */
 enum { NO_BIAS, SINGLE_INPUT_BIAS, DOUBLE_BIAS, SINGLE_RECURRENT_BIAS };
 
@@ -16,26 +18,29 @@ static int64_t type_bytes(int data_type) { return data_type == 1 ? 8 : data_type
 static int gates(const Rnn *r) { return r->mode == LSTM ? 4 : r->mode == GRU ? 3 : 1; }
 static int output(const Rnn *r) { return r->projection ? r->projection : r->hidden; } /* width of h */
 
-EXPORT int cudnnCreateRNNDescriptor(void **d) { *d = allocate(sizeof(Rnn)); return 0; }
+EXPORT int cudnnCreateRNNDescriptor(void **d) { NEEDS(d); *d = allocate(sizeof(Rnn)); return 0; }
 EXPORT int cudnnDestroyRNNDescriptor(void *d) { free(d); return 0; }
-EXPORT int cudnnCreateRNNDataDescriptor(void **d) { *d = allocate(sizeof(Sequence)); return 0; }
+EXPORT int cudnnCreateRNNDataDescriptor(void **d) { NEEDS(d); *d = allocate(sizeof(Sequence)); return 0; }
 EXPORT int cudnnDestroyRNNDataDescriptor(void *d) { free(d); return 0; }
-EXPORT int cudnnCreateDropoutDescriptor(void **d) { *d = allocate(sizeof(Dropout)); return 0; }
+EXPORT int cudnnCreateDropoutDescriptor(void **d) { NEEDS(d); *d = allocate(sizeof(Dropout)); return 0; }
 EXPORT int cudnnDestroyDropoutDescriptor(void *d) { free(d); return 0; }
 
 /* One random state for each thread the card can run at once. */
 EXPORT int cudnnDropoutGetStatesSize(void *handle UNUSED, size_t *bytes) {
+    NEEDS(bytes);
     *bytes = (size_t)(card()->sms * card()->threads_per_sm) * 16;
     return 0;
 }
 EXPORT int cudnnSetDropoutDescriptor(Dropout *d, void *handle UNUSED, float rate, void *states UNUSED,
                                      size_t bytes UNUSED, unsigned long long seed UNUSED) {
+    NEEDS(d);
     d->rate = rate;
     library_call("cudnnSetDropoutDescriptor");
     return 0;
 }
 EXPORT int cudnnRestoreDropoutDescriptor(Dropout *d, void *handle UNUSED, float rate, void *states UNUSED,
                                          size_t bytes UNUSED, unsigned long long seed UNUSED) {
+    NEEDS(d);
     d->rate = rate;
     return 0;
 }
@@ -44,6 +49,7 @@ EXPORT int cudnnSetRNNDescriptor_v8(Rnn *r, int algorithm UNUSED, int mode, int 
                                     int input_mode UNUSED, int data_type, int precision UNUSED, int math UNUSED,
                                     int input, int hidden, int projection, int layers, Dropout *dropout,
                                     unsigned flags UNUSED) {
+    NEEDS(r);
     *r = (Rnn){.mode = mode, .bias = bias, .directions = direction == 1 ? 2 : 1, .data_type = data_type, .input = input,
                .hidden = hidden, .projection = projection == hidden ? 0 : projection, .layers = layers,
                .drops = dropout && dropout->rate > 0};
@@ -51,6 +57,7 @@ EXPORT int cudnnSetRNNDescriptor_v8(Rnn *r, int algorithm UNUSED, int mode, int 
 }
 EXPORT int cudnnSetRNNDataDescriptor(Sequence *s, int data_type, int layout UNUSED, int steps, int batch, int vector,
                                      const int *lengths UNUSED, void *fill UNUSED) {
+    NEEDS(s);
     *s = (Sequence){data_type, steps, batch, vector};
     return 0;
 }
@@ -77,6 +84,7 @@ static int64_t matrices_before(const Rnn *r, int pseudo_layer) {
 }
 
 EXPORT int cudnnGetRNNWeightSpaceSize(void *handle UNUSED, const Rnn *r, size_t *bytes) {
+    NEEDS(r, bytes);
     int pseudo_layers = r->layers * r->directions;
     int64_t all = matrices_before(r, pseudo_layers) + pseudo_layers * bias_elements(r);
     *bytes = (size_t)(all * type_bytes(r->data_type));
@@ -94,11 +102,12 @@ static int describe(void *descriptor, int data_type, int rows, int columns) {
 EXPORT int cudnnGetRNNWeightParams(void *handle UNUSED, const Rnn *r, int pseudo_layer, size_t bytes UNUSED,
                                    const char *weights, int linear, void *matrix, void **matrix_address, void *bias,
                                    void **bias_address) {
+    NEEDS(r);
     int g = gates(r), status = 0;
     int64_t size = type_bytes(r->data_type), in = input_width(r, pseudo_layer);
     if (matrix_address) *matrix_address = NULL;
     if (bias_address) *bias_address = NULL;
-    if (linear < 0 || linear > 2 * g || (linear == 2 * g && !r->projection)) return 2000;
+    if (linear < 0 || linear > 2 * g || (linear == 2 * g && !r->projection)) return INVALID;
     int64_t at = matrices_before(r, pseudo_layer);
     if (linear < g) at += linear * r->hidden * in;
     else if (linear < 2 * g) at += (int64_t)g * r->hidden * in + (int64_t)(linear - g) * r->hidden * output(r);
@@ -125,6 +134,7 @@ EXPORT int cudnnGetRNNWeightParams(void *handle UNUSED, const Rnn *r, int pseudo
  * all steps, computed by one product. */
 EXPORT int cudnnGetRNNTempSpaceSizes(void *handle UNUSED, const Rnn *r, int forward_mode, const Sequence *s,
                                      size_t *workspace, size_t *reserve) {
+    NEEDS(r, s);
     int64_t size = type_bytes(r->data_type), samples = (int64_t)s->steps * s->batch;
     int64_t kept = (int64_t)(gates(r) + (r->mode == LSTM ? 2 : 1)) * r->hidden + (r->projection ? r->projection : 0);
     int64_t dropped = r->drops ? (int64_t)(r->layers - 1) * output(r) * r->directions : 0;
@@ -136,6 +146,7 @@ EXPORT int cudnnGetRNNTempSpaceSizes(void *handle UNUSED, const Rnn *r, int forw
 
 static int computes(const char *name, int64_t direction, const Rnn *r, const Sequence *x, size_t bytes,
                     const void *workspace) {
+    NEEDS(r, x);
     workspace_given(workspace, (int64_t)bytes);
     count_launch();
     log_recurrent(name, (RecurrentRecord){

@@ -2,10 +2,13 @@
  * typical, and what is taken here; the result carries a caveat. */
 #include "core/vgpu.h"
 
+#define INVALID 4 /* CUFFT_INVALID_VALUE */
+
 #define MAX_PLANS 4096
 static bool is_used[MAX_PLANS]; /* cuFFT's handles are small integers */
 
 EXPORT int cufftCreate(int *plan) {
+    NEEDS(plan);
     lock();
     int i = 0;
     while (i < MAX_PLANS && is_used[i]) i++;
@@ -34,6 +37,8 @@ EXPORT int cufftXtMakePlanMany(int plan UNUSED, int rank, long long *n, long lon
                                long long istride UNUSED, long long idist UNUSED, int input_type UNUSED,
                                long long *onembed UNUSED, long long ostride UNUSED, long long odist UNUSED,
                                int output_type, long long batch, size_t *work, int execution_type UNUSED) {
+    NEEDS(n, work);
+    if (rank < 1 || rank > 3) return INVALID;
     size_t elements = (size_t)batch;
     for (int i = 0; i < rank; i++) elements *= (size_t)n[i];
     *work = elements * complex_bytes(output_type);

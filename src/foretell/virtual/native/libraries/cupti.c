@@ -2,25 +2,32 @@
  * logged, so that the result can say that a profile made here shows the host only. */
 #include "core/vgpu.h"
 
-EXPORT int cuptiGetVersion(unsigned *version) { *version = 24; return 0; }
+#define INVALID 1 /* CUPTI_ERROR_INVALID_PARAMETER */
+
+EXPORT int cuptiGetVersion(unsigned *version) { NEEDS(version); *version = 24; return 0; }
 EXPORT int cuptiGetResultString(int result, const char **text) {
+    NEEDS(text);
     *text = result ? "not supported by foretell's virtual GPU" : "success";
     return 0;
 }
 EXPORT int cuptiSubscribe(void **subscriber, void *callback UNUSED, void *data UNUSED) {
+    NEEDS(subscriber);
     static int one;
     *subscriber = &one;
     return 0;
 }
 EXPORT int cuptiActivityGetNextRecord(void *buffer UNUSED, size_t bytes UNUSED, void **record) {
+    NEEDS(record);
     *record = NULL;
     return 12; /* CUPTI_ERROR_MAX_LIMIT_REACHED: no more records */
 }
 EXPORT int cuptiActivityGetNumDroppedRecords(void *context UNUSED, unsigned stream UNUSED, size_t *dropped) {
+    NEEDS(dropped);
     *dropped = 0;
     return 0;
 }
 EXPORT int cuptiGetCallbackName(int domain UNUSED, unsigned id UNUSED, const char **name) {
+    NEEDS(name);
     *name = "unknown";
     return 0;
 }

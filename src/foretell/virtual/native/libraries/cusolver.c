@@ -4,13 +4,21 @@
 #include "core/vgpu.h"
 #include <stdlib.h>
 
+#define INVALID 3 /* CUSOLVER_STATUS_INVALID_VALUE */
+
 #define BLOCK 64
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-EXPORT int cusolverDnCreate(void **handle) { use_library(LIBRARY_CUBLAS); *handle = allocate(16); return 0; }
+EXPORT int cusolverDnCreate(void **handle) {
+    NEEDS(handle);
+    use_library(LIBRARY_CUBLAS);
+    *handle = allocate(16);
+    return 0;
+}
 EXPORT int cusolverDnDestroy(void *handle) { free(handle); return 0; }
 EXPORT int cusolverDnSetStream(void *handle UNUSED, void *stream UNUSED) { return 0; }
-#define OBJECT(name) EXPORT int cusolverDnCreate##name(void **object) { *object = allocate(64); return 0; } \
+#define OBJECT(name) \
+    EXPORT int cusolverDnCreate##name(void **object) { NEEDS(object); *object = allocate(64); return 0; } \
     EXPORT int cusolverDnDestroy##name(void *object) { free(object); return 0; }
 OBJECT(GesvdjInfo) OBJECT(SyevjInfo) OBJECT(Params)
 EXPORT int cusolverDnXgesvdjSetMaxSweeps(void *info UNUSED, int sweeps UNUSED) { return 0; }
@@ -21,7 +29,8 @@ EXPORT int cusolverDnXsyevjSetSortEig(void *info UNUSED, int sort UNUSED) { retu
 /* ---- workspaces, in elements of the matrix's type ---------------------------------------------------------------- */
 
 static int answer(int *lwork, int64_t elements) {
-    if (elements > INT32_MAX) return 3; /* CUSOLVER_STATUS_INVALID_VALUE: the 64-bit functions are for these */
+    NEEDS(lwork);
+    if (elements > INT32_MAX) return INVALID; /* the 64-bit functions are for these */
     *lwork = (int)larger(elements, 1);
     return 0;
 }
@@ -109,6 +118,7 @@ static int64_t type_bytes(int type) { /* cudaDataType */
     return type == 0 ? 4 : type == 1 || type == 4 ? 8 : type == 5 ? 16 : 2;
 }
 static int answer_bytes(size_t *device, size_t *host, int64_t elements, int type) {
+    NEEDS(device, host);
     *device = (size_t)(elements * type_bytes(type));
     *host = 0;
     return 0;

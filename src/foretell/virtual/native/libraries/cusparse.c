@@ -7,7 +7,14 @@
 #include "core/vgpu.h"
 #include <stdlib.h>
 
-EXPORT int cusparseCreate(void **handle) { use_library(LIBRARY_CUBLAS); *handle = allocate(16); return 0; }
+#define INVALID 3 /* CUSPARSE_STATUS_INVALID_VALUE */
+
+EXPORT int cusparseCreate(void **handle) {
+    NEEDS(handle);
+    use_library(LIBRARY_CUBLAS);
+    *handle = allocate(16);
+    return 0;
+}
 EXPORT int cusparseDestroy(void *handle) { free(handle); return 0; }
 EXPORT int cusparseSetStream(void *handle UNUSED, void *stream UNUSED) { return 0; }
 EXPORT int cusparseSetPointerMode(void *handle UNUSED, int mode UNUSED) { return 0; }
@@ -23,7 +30,11 @@ static Size size_of(const void *matrix) {
     return size;
 }
 static int64_t rows_of(const void *matrix) { return size_of(matrix).rows; }
-static int row_buffer(size_t *bytes, const void *matrix) { *bytes = (size_t)(8 * (rows_of(matrix) + 1)); return 0; }
+static int row_buffer(size_t *bytes, const void *matrix) {
+    NEEDS(bytes, matrix);
+    *bytes = (size_t)(8 * (rows_of(matrix) + 1));
+    return 0;
+}
 
 EXPORT int cusparseSpMM_bufferSize(void *h UNUSED, int op_a UNUSED, int op_b UNUSED, const void *alpha UNUSED,
                                    const void *a, const void *b UNUSED, const void *beta UNUSED, void *c UNUSED,
@@ -52,11 +63,13 @@ EXPORT int cusparseSpSV_bufferSize(void *h UNUSED, int op UNUSED, const void *al
 }
 EXPORT int cusparseXcoosort_bufferSizeExt(void *h UNUSED, int m UNUSED, int n UNUSED, int entries,
                                           const int *rows UNUSED, const int *columns UNUSED, size_t *bytes) {
+    NEEDS(bytes);
     *bytes = 16 * (size_t)entries;
     return 0;
 }
 EXPORT int cusparseXcsrsort_bufferSizeExt(void *h UNUSED, int m UNUSED, int n UNUSED, int entries,
                                           const int *rows UNUSED, const int *columns UNUSED, size_t *bytes) {
+    NEEDS(bytes);
     *bytes = 16 * (size_t)entries;
     return 0;
 }
@@ -99,6 +112,7 @@ static Product *product_of(const void *matrix) {
 }
 
 EXPORT int cusparseSpMatGetSize(const void *matrix, int64_t *rows, int64_t *columns, int64_t *entries) {
+    NEEDS(matrix, rows, columns, entries);
     Size size = size_of(matrix);
     lock();
     Product *p = product_of(matrix);
@@ -133,6 +147,7 @@ EXPORT int cusparseSpGEMM_workEstimation(void *h UNUSED, int op_a UNUSED, int op
 EXPORT int cusparseSpGEMM_compute(void *h UNUSED, int op_a UNUSED, int op_b UNUSED, const void *alpha UNUSED,
                                   const void *a, const void *b, const void *beta UNUSED, void *c, int compute UNUSED,
                                   int algorithm UNUSED, void *description UNUSED, size_t *bytes, void *buffer) {
+    NEEDS(bytes, a, b, c);
     if (!buffer) return row_buffer(bytes, a);
     Size left = size_of(a), right = size_of(b);
     int64_t in_a_row = right.entries < right.columns ? right.entries : right.columns;
@@ -154,6 +169,7 @@ EXPORT int cusparseXcsrgeam2Nnz(void *h UNUSED, int m, int n, const void *descri
                                 int entries_b, const int *rows_b UNUSED, const int *columns_b UNUSED,
                                 const void *description_c UNUSED, int *rows_c UNUSED, int *total,
                                 void *workspace UNUSED) {
+    NEEDS(total);
     int64_t most = (int64_t)entries_a + entries_b, whole = (int64_t)m * n;
     *total = (int)entries_of_result(most < whole ? most : whole, "cusparseXcsrgeam2Nnz", 0);
     return 0;
@@ -169,6 +185,7 @@ EXPORT int cusparseXcsrgeam2Nnz(void *h UNUSED, int m, int n, const void *descri
                                                    const void *vb UNUSED, const int *rb UNUSED, const int *cb UNUSED, \
                                                    const void *dc UNUSED, const void *vc UNUSED, const int *rc UNUSED, \
                                                    const int *cc UNUSED, size_t *bytes) { \
+        NEEDS(bytes); \
         *bytes = 8 * ((size_t)m + 1); \
         return 0; \
     } \
@@ -176,6 +193,7 @@ EXPORT int cusparseXcsrgeam2Nnz(void *h UNUSED, int m, int n, const void *descri
                                               int entries UNUSED, const void *d UNUSED, void *v UNUSED, \
                                               const int *r UNUSED, const int *c UNUSED, int block, void *info UNUSED, \
                                               int *bytes) { \
+        NEEDS(bytes); \
         *bytes = 8 * (rows * block + 1); \
         return 0; \
     } \
@@ -183,6 +201,7 @@ EXPORT int cusparseXcsrgeam2Nnz(void *h UNUSED, int m, int n, const void *descri
                                               int rows, int n UNUSED, int entries UNUSED, const void *d UNUSED, \
                                               void *v UNUSED, const int *r UNUSED, const int *c UNUSED, int block, \
                                               void *info UNUSED, int *bytes) { \
+        NEEDS(bytes); \
         *bytes = 8 * (rows * block + 1); \
         return 0; \
     } \
@@ -194,8 +213,16 @@ ON_DEVICE(cusparseSpGEMM_copy)
 
 /* The real library wants a card for these. No pivot is zero: the run that works is estimated. */
 #define SOLVER(kind) \
-    EXPORT int cusparseCreate##kind##Info(void **info) { *info = allocate(16); return 0; } \
+    EXPORT int cusparseCreate##kind##Info(void **info) { NEEDS(info); *info = allocate(16); return 0; } \
     EXPORT int cusparseDestroy##kind##Info(void *info) { free(info); return 0; }
 SOLVER(Bsrsv2) SOLVER(Bsrsm2)
-EXPORT int cusparseXbsrsv2_zeroPivot(void *h UNUSED, void *info UNUSED, int *position) { *position = -1; return 0; }
-EXPORT int cusparseXbsrsm2_zeroPivot(void *h UNUSED, void *info UNUSED, int *position) { *position = -1; return 0; }
+EXPORT int cusparseXbsrsv2_zeroPivot(void *h UNUSED, void *info UNUSED, int *position) {
+    NEEDS(position);
+    *position = -1;
+    return 0;
+}
+EXPORT int cusparseXbsrsm2_zeroPivot(void *h UNUSED, void *info UNUSED, int *position) {
+    NEEDS(position);
+    *position = -1;
+    return 0;
+}

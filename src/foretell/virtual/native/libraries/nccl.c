@@ -6,8 +6,10 @@
 typedef struct { int rank, num_ranks, device; } Communicator;
 typedef struct { char bytes[128]; } UniqueId;
 #define NCCL_INVALID_ARGUMENT 4
+#define INVALID NCCL_INVALID_ARGUMENT
 
 static int new_communicator(void **communicator, int num_ranks, int rank) {
+    NEEDS(communicator);
     if (num_ranks < 1 || rank < 0 || rank >= num_ranks) return NCCL_INVALID_ARGUMENT;
     use_library(LIBRARY_NCCL);
     Communicator *c = allocate(sizeof *c);
@@ -17,12 +19,13 @@ static int new_communicator(void **communicator, int num_ranks, int rank) {
 }
 
 EXPORT int ncclGetVersion(int *version) {
+    NEEDS(version);
     int (*real)(int *) = (int (*)(int *))real_function("libnccl.so.", "ncclGetVersion");
     if (real && real != ncclGetVersion) return real(version);
     *version = 22105;
     return 0;
 }
-EXPORT int ncclGetUniqueId(UniqueId *id) { memset(id, 7, sizeof *id); return 0; }
+EXPORT int ncclGetUniqueId(UniqueId *id) { NEEDS(id); memset(id, 7, sizeof *id); return 0; }
 EXPORT int ncclCommInitRank(void **communicator, int num_ranks, UniqueId id UNUSED, int rank) {
     return new_communicator(communicator, num_ranks, rank);
 }
@@ -35,6 +38,8 @@ EXPORT int ncclCommInitRankScalable(void **communicator, int num_ranks, int rank
     return new_communicator(communicator, num_ranks, rank);
 }
 EXPORT int ncclCommInitAll(void **communicators, int count, const int *devices) {
+    NEEDS(communicators);
+    if (count < 1 || count > MAX_DEVICES) return NCCL_INVALID_ARGUMENT;
     for (int i = 0; i < count; i++) {
         new_communicator(&communicators[i], count, i);
         ((Communicator *)communicators[i])->device = devices ? devices[i] : i;
@@ -42,6 +47,7 @@ EXPORT int ncclCommInitAll(void **communicators, int count, const int *devices) 
     return 0;
 }
 EXPORT int ncclCommSplit(Communicator *from, int color, int key UNUSED, void **communicator, void *config UNUSED) {
+    NEEDS(from, communicator);
     if (color < 0) { *communicator = NULL; return 0; } /* NCCL_SPLIT_NOCOLOR */
     if (from->num_ranks > 1) return unimplemented("ncclCommSplit (of several ranks)", 5);
     return new_communicator(communicator, 1, 0);
@@ -49,17 +55,19 @@ EXPORT int ncclCommSplit(Communicator *from, int color, int key UNUSED, void **c
 EXPORT int ncclCommDestroy(void *communicator) { free(communicator); return 0; }
 EXPORT int ncclCommAbort(void *communicator) { free(communicator); return 0; }
 EXPORT int ncclCommFinalize(void *communicator UNUSED) { return 0; }
-EXPORT int ncclCommCount(Communicator *c, int *count) { *count = c->num_ranks; return 0; }
-EXPORT int ncclCommUserRank(Communicator *c, int *rank) { *rank = c->rank; return 0; }
-EXPORT int ncclCommCuDevice(Communicator *c, int *device) { *device = c->device; return 0; }
-EXPORT int ncclCommGetAsyncError(void *c UNUSED, int *error) { *error = 0; return 0; }
+EXPORT int ncclCommCount(Communicator *c, int *count) { NEEDS(c, count); *count = c->num_ranks; return 0; }
+EXPORT int ncclCommUserRank(Communicator *c, int *rank) { NEEDS(c, rank); *rank = c->rank; return 0; }
+EXPORT int ncclCommCuDevice(Communicator *c, int *device) { NEEDS(c, device); *device = c->device; return 0; }
+EXPORT int ncclCommGetAsyncError(void *c UNUSED, int *error) { NEEDS(error); *error = 0; return 0; }
 EXPORT int ncclCommRegister(void *c UNUSED, void *buffer UNUSED, size_t bytes UNUSED, void **handle) {
+    NEEDS(handle);
     *handle = allocate(8);
     return 0;
 }
 EXPORT int ncclCommDeregister(void *c UNUSED, void *handle) { free(handle); return 0; }
 EXPORT int ncclRedOpCreatePreMulSum(int *op, void *scalar UNUSED, int type UNUSED, int residence UNUSED,
                                     void *c UNUSED) {
+    NEEDS(op);
     *op = 6;
     return 0;
 }
@@ -85,6 +93,7 @@ static void communicates(const char *name, int64_t operation, size_t count, int 
 /* Among one rank every collective is a copy of its own data; what is known stays known. */
 static int collective(const char *name, int64_t operation, const void *from, void *to, size_t count, int type,
                       const Communicator *c) {
+    NEEDS(c);
     if (!is_type(type)) return NCCL_INVALID_ARGUMENT;
     size_t bytes = count * TYPE_BYTES[type];
     bool was_known = bytes && is_known((uintptr_t)from, bytes);
@@ -110,11 +119,13 @@ EXPORT int ncclBcast(void *buffer, size_t count, int type, int root UNUSED, cons
     return collective("ncclBcast", OPERATION_BROADCAST, buffer, buffer, count, type, c);
 }
 EXPORT int ncclSend(const void *from UNUSED, size_t count, int type, int peer UNUSED, const Communicator *c) {
+    NEEDS(c);
     if (!is_type(type)) return NCCL_INVALID_ARGUMENT;
     communicates("ncclSend", OPERATION_SEND, count, type, c);
     return 0;
 }
 EXPORT int ncclRecv(void *to, size_t count, int type, int peer UNUSED, const Communicator *c) {
+    NEEDS(c);
     if (!is_type(type)) return NCCL_INVALID_ARGUMENT;
     forget((uintptr_t)to, count * TYPE_BYTES[type]);
     communicates("ncclRecv", OPERATION_RECEIVE, count, type, c);

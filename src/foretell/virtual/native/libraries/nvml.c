@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define NVML_INVALID_ARGUMENT 2
+#define INVALID NVML_INVALID_ARGUMENT
 #define NVML_NOT_SUPPORTED 3
 #define NVML_NOT_FOUND 6
 
@@ -31,20 +32,27 @@ EXPORT const char *nvmlErrorString(int error) {
     return error == 0 ? "Success" : error == NVML_NOT_SUPPORTED ? "Not Supported" : "Invalid Argument";
 }
 EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned length) {
+    NEEDS(version);
     snprintf(version, length, "580.00 (virtual)");
     return 0;
 }
 EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned length) {
+    NEEDS(version);
     snprintf(version, length, "13.580.00");
     return 0;
 }
-EXPORT int nvmlSystemGetCudaDriverVersion(int *version) { return cudaRuntimeGetVersion(version); }
-EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) { return cudaRuntimeGetVersion(version); }
+EXPORT int nvmlSystemGetCudaDriverVersion(int *version) { NEEDS(version); return cudaRuntimeGetVersion(version); }
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) { NEEDS(version); return cudaRuntimeGetVersion(version); }
 
-EXPORT int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)foretell_physical_device_count(); return 0; }
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
+    NEEDS(count);
+    *count = (unsigned)foretell_physical_device_count();
+    return 0;
+}
 EXPORT int nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
-    if ((int)index >= foretell_physical_device_count()) return NVML_INVALID_ARGUMENT;
+    NEEDS(handle);
+    if (index >= (unsigned)foretell_physical_device_count()) return NVML_INVALID_ARGUMENT;
     *handle = &handles[index];
     return 0;
 }
@@ -52,25 +60,30 @@ EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, void **handle) {
     return nvmlDeviceGetHandleByIndex_v2(index, handle);
 }
 EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **handle) {
+    NEEDS(id);
     const char *colon = strchr(id, ':');
     long bus = colon ? strtol(colon + 1, NULL, 16) : 0;
     return nvmlDeviceGetHandleByIndex_v2((unsigned)(bus - 1), handle) ? NVML_NOT_FOUND : 0;
 }
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    NEEDS(uuid);
     if (strlen(uuid) < 32) return NVML_NOT_FOUND;
     return nvmlDeviceGetHandleByIndex_v2((unsigned)atoi(uuid + 31), handle) ? NVML_NOT_FOUND : 0;
 }
 EXPORT int nvmlDeviceGetIndex(void *handle, unsigned *index) {
+    NEEDS(index);
     if (index_of(handle) < 0) return NVML_INVALID_ARGUMENT;
     *index = (unsigned)index_of(handle);
     return 0;
 }
 EXPORT int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned length) {
+    NEEDS(uuid);
     if (index_of(handle) < 0) return NVML_INVALID_ARGUMENT;
     snprintf(uuid, length, "GPU-00000000-0000-0000-0000-%012d", index_of(handle));
     return 0;
 }
 EXPORT int nvmlDeviceGetName(void *handle, char *name, unsigned length) {
+    NEEDS(name);
     int64_t total, context;
     return index_of(handle) < 0 ? NVML_INVALID_ARGUMENT : foretell_card(name, (int)length, &total, &context);
 }
@@ -79,6 +92,7 @@ typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory_v2;
 
 static int memory_of(void *handle, Memory *memory) {
+    NEEDS(memory);
     char name[4];
     int64_t total, context;
     uint64_t used = 0, peak, library = 0;
@@ -94,6 +108,7 @@ static int memory_of(void *handle, Memory *memory) {
 }
 EXPORT int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) { return memory_of(handle, memory); }
 EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, Memory_v2 *memory) {
+    NEEDS(memory);
     Memory m;
     int error = memory_of(handle, &m);
     if (!error) memory->total = m.total, memory->reserved = 0, memory->free = m.free, memory->used = m.used;
@@ -101,32 +116,49 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, Memory_v2 *memory) {
 }
 
 /* Nothing runs, so a monitor sees an idle, cool card. */
-EXPORT int nvmlDeviceGetUtilizationRates(void *handle UNUSED, unsigned rates[2]) { rates[0] = rates[1] = 0; return 0; }
+EXPORT int nvmlDeviceGetUtilizationRates(void *handle UNUSED, unsigned rates[2]) {
+    NEEDS(rates);
+    rates[0] = rates[1] = 0;
+    return 0;
+}
 EXPORT int nvmlDeviceGetTemperature(void *handle UNUSED, int sensor UNUSED, unsigned *celsius) {
+    NEEDS(celsius);
     *celsius = 30;
     return 0;
 }
-EXPORT int nvmlDeviceGetPowerUsage(void *handle UNUSED, unsigned *milliwatts) { *milliwatts = 0; return 0; }
+EXPORT int nvmlDeviceGetPowerUsage(void *handle UNUSED, unsigned *milliwatts) {
+    NEEDS(milliwatts);
+    *milliwatts = 0;
+    return 0;
+}
 EXPORT int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+    NEEDS(major, minor);
     if (index_of(handle) < 0) return NVML_INVALID_ARGUMENT;
     cudaDeviceGetAttribute(major, 75, 0);
     return cudaDeviceGetAttribute(minor, 76, 0);
 }
 EXPORT int nvmlDeviceGetComputeRunningProcesses(void *handle UNUSED, unsigned *count, void *infos UNUSED) {
+    NEEDS(count);
     *count = 0;
     return 0;
 }
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle UNUSED, unsigned *count, void *infos UNUSED) {
+    NEEDS(count);
     *count = 0;
     return 0;
 }
 EXPORT int nvmlDeviceGetP2PStatus(void *a UNUSED, void *b UNUSED, int kind UNUSED, int *status) {
+    NEEDS(status);
     *status = 0;
     return 0;
 }
 /* After the version: cluster UUID, status, clique, state (0: not supported) and health, all zero on a card without a
  * fabric. */
-EXPORT int nvmlDeviceGetGpuFabricInfoV(void *handle UNUSED, void *info) { memset((char *)info + 4, 0, 32); return 0; }
+EXPORT int nvmlDeviceGetGpuFabricInfoV(void *handle UNUSED, void *info) {
+    NEEDS(info);
+    memset((char *)info + 4, 0, 32);
+    return 0;
+}
 EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle UNUSED, unsigned link UNUSED, int *type UNUSED) {
     return NVML_NOT_SUPPORTED;
 }

@@ -18,6 +18,8 @@
 #include "cuda/streams.h"
 #include "memory/known.h"
 
+#define INVALID ERROR_INVALID_VALUE
+
 #define TICKET_MAGIC 0x66747369u
 #define ERROR_DEVICE_UNINITIALIZED 201
 
@@ -227,6 +229,7 @@ static bool read_ticket(Ticket *ticket, const void *bytes, int *device) {
 }
 
 static int get_memory_handle(IpcHandle *handle, void *address) {
+    NEEDS(handle);
     Ticket ticket;
     int error = exported_ticket(address, &ticket);
     memset(handle, 0, sizeof *handle);
@@ -235,6 +238,7 @@ static int get_memory_handle(IpcHandle *handle, void *address) {
 }
 
 static int open_memory_handle(void **address, const IpcHandle *handle) {
+    NEEDS(address);
     Ticket ticket;
     int device;
     if (!read_ticket(&ticket, handle, &device)) return ERROR_INVALID_HANDLE;
@@ -257,6 +261,7 @@ int cuIpcCloseMemHandle(uintptr_t address) { return imported_close((void *)addre
 extern int cudaEventCreateWithFlags(void **, unsigned);
 
 EXPORT int cudaIpcGetEventHandle(IpcHandle *handle, void *event) {
+    NEEDS(handle);
     if (!is_interprocess_event(event)) return fail(ERROR_INVALID_HANDLE);
     memset(handle, 0, sizeof *handle);
     memcpy(handle, &(uint32_t){TICKET_MAGIC}, sizeof(uint32_t));
@@ -273,6 +278,7 @@ EXPORT int cudaIpcOpenEventHandle(void **event, IpcHandle handle) {
 #define POSIX_FILE_DESCRIPTOR 1
 
 int cuMemExportToShareableHandle(void *descriptor, uint64_t handle, int type, unsigned long long flags UNUSED) {
+    NEEDS(descriptor);
     if (type != POSIX_FILE_DESCRIPTOR) return ERROR_NOT_SUPPORTED; /* as on a card without NVLink fabric */
     Ticket ticket;
     int error = physical_ticket(handle, &ticket);
@@ -287,6 +293,7 @@ int cuMemExportToShareableHandle(void *descriptor, uint64_t handle, int type, un
 }
 
 int cuMemImportFromShareableHandle(uint64_t *handle, void *descriptor, int type) {
+    NEEDS(handle);
     if (type != POSIX_FILE_DESCRIPTOR) return ERROR_NOT_SUPPORTED;
     Ticket bytes, ticket;
     int device;

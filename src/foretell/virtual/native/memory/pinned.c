@@ -5,6 +5,7 @@
 static Ranges pinned;
 
 int pinned_malloc(void **address, size_t bytes) {
+    if (!address) return ERROR_INVALID_VALUE;
     *address = NULL;
     if (!bytes) return SUCCESS;
     size_t pages = ROUND_UP(bytes, PAGE);

@@ -14,6 +14,7 @@ static int pool_device(const void *pool) {
 }
 
 int pool_malloc(void **address, size_t bytes, const char *function) {
+    if (!address) return ERROR_INVALID_VALUE;
     *address = NULL;
     if (bytes == 0) return SUCCESS;
     bytes = ROUND_UP(bytes, (size_t)512);
@@ -69,7 +70,7 @@ void pools_at_synchronization(int device) {
 int pool_attribute(void *pool, int attribute, void *value, bool is_set) {
     static int reuse[4] = {0, 1, 1, 1};
     int device = pool_device(pool);
-    if (device < 0 || attribute < 1 || attribute > 8) return ERROR_INVALID_VALUE;
+    if (device < 0 || attribute < 1 || attribute > 8 || !value) return ERROR_INVALID_VALUE;
     Pool *p = &pools[device];
     size_t *counters[] = {&p->reserved, &p->reserved_high, &p->used, &p->used_high};
     lock();

@@ -1,0 +1,93 @@
+"""Tells a failure for want of the network from others, and what was wanted: a host, or a repository of a hub."""
+
+from __future__ import annotations
+
+import errno
+from functools import wraps
+from types import TracebackType
+from typing import Any
+
+from ..capture import Capture
+
+NETWORK_ERRORS = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ECONNREFUSED, errno.ETIMEDOUT}
+CLIENTS = ("requests.", "urllib3.", "urllib.error.", "httpx.", "httpcore.", "aiohttp.", "botocore.", "http.client.")
+"""Modules whose exceptions are about a connection."""
+HUB_OFFLINE = ("OfflineModeIsEnabled", "LocalEntryNotFoundError", "OfflineModeIsEnabledError")
+HUB = "huggingface.co"
+HUB_PACKAGES = ("huggingface_hub", "transformers", "datasets", "diffusers", "timm", "evaluate")
+REPOSITORY_VARIABLES = ("repo_id", "path_or_repo_id", "pretrained_model_name_or_path", "hf_hub_id", "model_id", "path")
+
+
+class Network:
+    """The last host that was asked for."""
+
+    def __init__(self) -> None:
+        self._host: str | None = None
+
+    def install(self, capture: Capture) -> None:
+        capture.imports.when_imported("socket", lambda socket: self._watch(capture, socket))
+
+    def _watch(self, capture: Capture, socket: Any) -> None:
+        def looking_up(original: Any) -> Any:
+            @wraps(original)
+            def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+                self._note(host)
+                return original(host, *args, **kwargs)
+
+            return getaddrinfo
+
+        def connecting(original: Any) -> Any:
+            @wraps(original)
+            def connect(self_: Any, address: Any) -> Any:
+                if isinstance(address, tuple) and self._host is None:
+                    self._note(address[0])
+                return original(self_, address)
+
+            return connect
+
+        capture.patches.wrap(socket, "getaddrinfo", looking_up)
+        capture.patches.wrap(socket.socket, "connect", connecting)
+
+    def _note(self, host: Any) -> None:
+        name = host.decode(errors="replace") if isinstance(host, bytes) else str(host or "")
+        if name and name != "localhost" and not name.startswith(("127.", "::1", "0.0.0.0")):
+            self._host = name
+
+    def wanted_by(self, error: BaseException) -> str | None:
+        """What the error would not have been raised with; None if it is about something else."""
+        for each in _chain(error):
+            if type(each).__name__ in HUB_OFFLINE:
+                repository = next(filter(None, map(_repository, _chain(error))), None)
+                return f"{repository} from {HUB}" if repository else HUB
+        if self._host is not None and any(map(_is_about_a_connection, _chain(error))):
+            return self._host
+        return None
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        reason = getattr(error, "reason", None)  # of urllib's and urllib3's
+        inner = reason if isinstance(reason, BaseException) else None
+        error = inner or error.__cause__ or error.__context__
+    return found
+
+
+def _is_about_a_connection(error: BaseException) -> bool:
+    if type(error).__name__ == "gaierror" or getattr(error, "errno", None) in NETWORK_ERRORS:
+        return True
+    return f"{type(error).__module__}.".startswith(CLIENTS)
+
+
+def _repository(error: BaseException) -> str | None:
+    """From the arguments of the hub's functions that the error has passed through."""
+    traceback: TracebackType | None = error.__traceback__
+    found = None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if str(frame.f_globals.get("__name__", "")).split(".")[0] in HUB_PACKAGES:
+            values = (frame.f_locals.get(name) for name in REPOSITORY_VARIABLES)
+            found = next((value for value in values if isinstance(value, str) and value), found)
+        traceback = traceback.tb_next
+    return found
