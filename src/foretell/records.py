@@ -163,8 +163,9 @@ class Need:
 class EndedBy:
     """What ended a run before its time."""
 
-    kind: Literal["script", "early_end", "time_limit", "host_memory", "interrupted"]
-    """script: it failed or was killed; early_end: it failed after a loop that foretell had ended early."""
+    kind: Literal["script", "early_end", "time_limit", "host_memory", "interrupted", "unknown_value"]
+    """script: it failed or was killed; early_end: it failed after a loop that foretell had ended early; unknown_value:
+    it would have waited for one for ever."""
     message: str
 
 

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-import foretell
-
-
-def load_branches() -> ModuleType:
-    path = Path(foretell.__file__).parent / "inside" / "values" / "branches.py"
-    spec = importlib.util.spec_from_file_location("branches_under_test", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-branches = load_branches()
+from foretell.inside.values import branches
 
 
 class Unknown:
@@ -33,7 +17,7 @@ class Unknown:
         self.answers: list[bool | None] = []
 
     def __bool__(self) -> bool:
-        self.answers.append(branches.answer_that_does_not_raise(sys._getframe(1)))
+        self.answers.append(branches.answer_that_goes_on(sys._getframe(1)))
         return bool(self.answers[-1])
 
 
@@ -74,8 +58,48 @@ def both_raise(value):
         raise KeyError
     raise ValueError
 """
+LOOPS = """
+def loop_with_a_condition(value):
+    while value:
+        if len(value.answers) > 1:
+            break
+
+def loop_until(value):
+    while not value:
+        if len(value.answers) > 1:
+            break
+
+def loop_with_a_break(value):
+    rounds = 0
+    while True:
+        if value:
+            print("done")
+            break
+        rounds += 1
+        if rounds > 1:
+            return rounds
+
+def loop_that_returns(value):
+    for _ in range(2):
+        if not value:
+            return 1
+
+def while_loop_that_continues(value):
+    rounds = 0
+    while rounds < 2:
+        rounds += 1
+        if rounds and value:
+            continue
+        len("more")
+
+def loop_that_continues(value):
+    for _ in range(2):
+        if value:
+            continue
+        len("more")
+"""
 functions: dict[str, Any] = {}
-exec(compile(ASSERTIONS + GUARDS, "a script", "exec"), functions)
+exec(compile(ASSERTIONS + GUARDS + LOOPS, "a script", "exec"), functions)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +115,23 @@ exec(compile(ASSERTIONS + GUARDS, "a script", "exec"), functions)
     ],
 )
 def test_the_answer_is_the_one_that_does_not_raise(function: str, answers: list[bool | None]) -> None:
+    unknown = Unknown()
+    functions[function](unknown)
+    assert unknown.answers == answers
+
+
+@pytest.mark.parametrize(
+    ("function", "answers"),
+    [
+        ("loop_with_a_condition", [True, True]),
+        ("loop_until", [False, False]),
+        ("loop_with_a_break", [False, False]),
+        ("loop_that_returns", [True, True]),
+        ("loop_that_continues", [None, None]),
+        ("while_loop_that_continues", [None, None]),
+    ],
+)
+def test_the_answer_is_the_one_that_stays_in_the_loop(function: str, answers: list[bool | None]) -> None:
     unknown = Unknown()
     functions[function](unknown)
     assert unknown.answers == answers

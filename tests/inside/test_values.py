@@ -47,6 +47,85 @@ def test_values_that_can_be_known_equal_those_of_the_cpu(capture: Run) -> None:
     assert on_gpu.lines("unknown_read") == []
 
 
+def test_elements_that_are_known_stay_known_among_others(capture: Run) -> None:
+    script = PROLOGUE + textwrap.dedent(
+        """
+        import torch
+        unknown = torch.nn.Linear(64, 64).to(D)(torch.rand(4, 64, device=D)).argmax(-1)
+        yes = torch.ones(4, dtype=torch.bool, device=D)
+        say((yes | (unknown > 3)).tolist(), bool((~yes & (unknown > 3)).any()), (unknown * 0 + 5).tolist())
+        both = torch.cat([torch.arange(4, device=D), unknown])
+        say(both[:4].tolist(), both.view(2, 4)[0].tolist(), both.contiguous()[2].item(), both.int()[:3].tolist())
+        odd = torch.tensor([True, False, True, False], device=D)
+        chosen = torch.where(odd, unknown, torch.full_like(unknown, 9))
+        say(chosen[~odd].tolist(), bool((odd | (unknown > 3)).any()), ((unknown * odd).prod()).item())
+        table = torch.zeros(3, 4, dtype=torch.long, device=D)
+        table[:, 1] = unknown[:3]
+        table[0].add_(2)
+        say(table[:, 0].tolist(), table[:, 2:].tolist(), table.t()[3].tolist())
+        left = torch.ones(4, dtype=torch.long, device=D)
+        left = left & ~(torch.isin(unknown, torch.tensor([5], device=D)) | torch.full((4,), True, device=D))
+        say((left.max() == 0).item())
+        resized = torch.arange(3, device=D)
+        resized.resize_(1000)
+        say(resized[:3].tolist())
+        """
+    )
+    run = capture(script, "cuda")
+    assert said(run) == said(capture(script, "cpu"))
+    assert len(said(run)) == 6
+    assert run.lines("unknown_read") == []
+
+
+def test_what_lies_between_the_elements_of_a_view_does_not_become_known(capture: Run) -> None:
+    script = PROLOGUE + textwrap.dedent(
+        """
+        import torch
+        table = torch.nn.Linear(64, 16).to(D)(torch.rand(4, 64, device=D)).argmax(1).repeat(4, 1)
+        table[:, 0].fill_(7)
+        say(table[:, 0].tolist(), table.tolist())
+        """
+    )
+    run = capture(script, "cuda")
+    assert said(run) == [f"SAY {[7] * 4} {[[7, 0, 0, 0]] * 4}"]
+    (line,) = [line for line in run.lines("unknown_read") if line["what"] == "tolist"]
+    assert line["count"] == 1
+
+
+def test_memory_of_a_resized_tensor_is_not_taken_for_its_former_value(capture: Run) -> None:
+    script = PROLOGUE + textwrap.dedent(
+        """
+        import torch
+        known = torch.full((64,), 7, device=D)
+        known.resize_(10_000)
+        other = torch.full((64,), 7, device=D)
+        other.untyped_storage().resize_(0)
+        unknown = [torch.empty(64, dtype=torch.long, device=D) for _ in range(4)]
+        say([each.sum().item() for each in unknown], known[:64].sum().item())
+        """
+    )
+    assert said(capture(script, "cuda")) == ["SAY [0, 0, 0, 0] 448"]
+
+
+def test_a_float_falls_with_each_step_so_that_early_stopping_does_not_set_in(capture: Run) -> None:
+    script = PROLOGUE + textwrap.dedent(
+        """
+        import torch
+        model = torch.nn.Linear(64, 64).to(D)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        best, patience = float("inf"), 2
+        for epoch in range(6):
+            loss = model(torch.randn(8, 64, device=D)).square().mean()
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+            if loss.item() < best: best, patience = loss.item(), 2
+            else: patience -= 1
+            if not patience: break
+        say(epoch, loss.cpu().item() == best)
+        """
+    )
+    assert said(capture(script, "cuda", steps="all")) == ["SAY 5 True"]
+
+
 def test_an_unknown_value_is_a_stand_in_and_its_line_is_journaled(capture: Run) -> None:
     script = PROLOGUE + textwrap.dedent(
         """

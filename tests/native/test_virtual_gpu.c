@@ -43,7 +43,8 @@ int cuMemAddressReserve(uintptr_t *, size_t, size_t, uintptr_t, unsigned long lo
 struct PointerAttributes { int type, device; void *device_pointer, *host_pointer; };
 int cudaPointerGetAttributes(struct PointerAttributes *, const void *);
 void foretell_know(uintptr_t, size_t), foretell_forget(uintptr_t, size_t), foretell_abandon(uintptr_t, size_t),
-    foretell_publish(uintptr_t, size_t), foretell_real_copies(int);
+    foretell_publish(uintptr_t, size_t), foretell_real_copies(int), foretell_read_known(uintptr_t, size_t, uint8_t *),
+    foretell_write_known(uintptr_t, size_t, const uint8_t *);
 int foretell_is_known(uintptr_t, size_t), foretell_unimplemented_count(void);
 const char *foretell_unimplemented_name(int);
 int cudnnBackendCreateDescriptor(int, void **), cudnnBackendDestroyDescriptor(void *), cudnnBackendFinalize(void *),
@@ -172,6 +173,26 @@ static void knowledge_is_kept_by_range(void) {
     CHECK(foretell_is_known(at, 150));
     foretell_forget(0, 0x10000);
     CHECK(!foretell_is_known(at, 1));
+}
+
+static void knowledge_is_read_and_written_byte_by_byte(void) {
+    uintptr_t at = 0x1000;
+    uint8_t known[6];
+    foretell_know(at, 4);
+    foretell_write_known(at, 6, (const uint8_t[]){2, 0, 0, 1, 2, 1});
+    foretell_read_known(at, 6, known);
+    CHECK(!memcmp(known, (const uint8_t[]){1, 0, 0, 1, 0, 1}, 6));
+    foretell_forget(at, 6);
+}
+
+static void a_copy_on_the_device_keeps_what_is_known(void) {
+    char *a;
+    uint8_t known[6];
+    CHECK(cudaMalloc((void **)&a, 1024) == 0 && cudaMemset(a, 7, 2) == 0 && cudaMemset(a + 4, 8, 2) == 0);
+    CHECK(cudaMemcpy(a + 512, a, 6, 3) == 0 && a[512] == 7 && a[516] == 8);
+    foretell_read_known((uintptr_t)a + 512, 6, known);
+    CHECK(!memcmp(known, (const uint8_t[]){1, 1, 0, 0, 1, 1}, 6));
+    CHECK(cudaFree(a) == 0);
 }
 
 static void pools_hold_their_high_water_until_trimmed(void) {
@@ -512,6 +533,8 @@ int main(int count, char **arguments) {
     RULE(small_copies_are_real_until_a_kernel_may_have_written);
     RULE(large_copies_are_real_only_when_marked);
     RULE(knowledge_is_kept_by_range);
+    RULE(knowledge_is_read_and_written_byte_by_byte);
+    RULE(a_copy_on_the_device_keeps_what_is_known);
     RULE(pools_hold_their_high_water_until_trimmed);
     RULE(virtual_memory_is_charged_when_created_and_freed_when_unmapped_and_released);
     RULE(pointers_say_what_they_are);

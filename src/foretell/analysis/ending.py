@@ -10,7 +10,7 @@ from foretell.records import EndedBy, OutOfMemory
 from foretell.trace import ACTIONS, MissingFunction, OomMark, Trace
 
 _NOTHING = "nothing was put on the GPU"
-_STOPPED = ("interrupted", "time_limit")
+_STOPPED = ("interrupted", "time_limit", "unknown_value")
 _ALLOCATION = ACTIONS.index("alloc")
 _REMEDIES = {
     "time_limit": "Increase the limit, or run fewer steps with --steps N.",
@@ -63,6 +63,8 @@ def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:
     if trace.is_over_host_memory:
         message = f"the script was stopped at its limit of host memory (most_host_bytes) {after}"
         return EndedBy(kind="host_memory", message=message)
+    if oom is None and trace.endless_loop is not None:
+        return EndedBy(kind="unknown_value", message=f"the run was ended in {trace.endless_loop}, {after}")
     if oom is not None or has_ended_well(trace):
         return None
     if trace.exit_status < 0:

@@ -49,6 +49,12 @@ def where_allocated() -> str | None:
     return None if found is None else found[0]
 
 
+def where_of(frame: FrameType) -> str | None:
+    """Line of the user's code that the frame is, or that has called it."""
+    found = _where(_outwards(frame))
+    return found[0] if found else None
+
+
 def where_raised(traceback: TracebackType | None) -> str | None:
     places = []
     while traceback is not None:

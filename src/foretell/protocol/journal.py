@@ -139,7 +139,7 @@ KINDS: dict[str, Kind] = {
     "ended_early": Kind(
         "enough steps have been seen",
         {
-            "how": Key("str", "`loader`, `trainer`, `lightning`, `ignite`, `exit`"),
+            "how": Key("str", "`loader`, `trainer`, `lightning`, `ignite`, `exit`, `unknown_value`"),
             "step": Key("int"),
             "what": Key("str"),
         },

@@ -261,6 +261,7 @@ def _assemble(
         not_sent=tuple(told.not_sent),
         ended_early=tuple(told.ended_early),
         is_loop_cut=told.is_loop_cut,
+        endless_loop=told.endless_loop,
         caveats=(*told.caveats, *changes),
         names=own.names,
         frames=tuple(history.frames),

@@ -53,6 +53,7 @@ class Told:
     not_sent: dict[str, None] = field(default_factory=dict)
     ended_early: dict[str, None] = field(default_factory=dict)
     is_loop_cut: bool = False
+    endless_loop: str | None = None
     caveats: dict[str, None] = field(default_factory=dict)
     keepers: list[Keeper] = field(default_factory=list)
 
@@ -196,6 +197,9 @@ def _not_sent(told: Told, line: Line) -> None:
 
 def _ended_early(told: Told, line: Line) -> None:
     told.is_loop_cut |= line.get("how") != "exit"
+    if line.get("how") == "unknown_value":
+        told.endless_loop = str(line.get("what"))
+        return
     what, steps = str(line.get("what") or line.get("how")), int(line.get("step") or 0)
     _once(told.ended_early, what if "after" in what else f"{what}, after {steps} {'step' if steps == 1 else 'steps'}")
 

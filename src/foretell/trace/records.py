@@ -351,6 +351,8 @@ class Trace:
     ended_early: tuple[str, ...]
     is_loop_cut: bool = False
     """Code ran on after a loop that foretell ended early: it may see less than it counted on."""
+    endless_loop: str | None = None
+    """The loop in which the run was ended, because it waits for a value that is not known."""
     caveats: tuple[str, ...]
     names: tuple[str, ...]
     """Names of kernels and functions, indexed by the tables."""

@@ -91,6 +91,8 @@ class Memory:
         self.on_alloc: Any = None
         self.host: dict[int, Any] = {}
         """Bytes of blocks with known contents, by address."""
+        self.known: dict[int, Any] = {}
+        """Which of these bytes are known, of blocks of which not all are."""
         self._lock = threading.RLock()
         self._is_busy = False
         self._late: list[Any] = []
@@ -187,6 +189,7 @@ class Memory:
             address = block.address
             del self._blocks[address]
             self.host.pop(address, None)
+            self.known.pop(address, None)
             if self.history is not None:
                 self._log("free_requested", address, block.requested, block.stream)
             self._is_busy = True

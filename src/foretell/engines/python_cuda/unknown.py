@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ...inside.values.unknown import MAX_STAND_IN, UnknownReads, stand_in
+from ...inside.values import packages
+from ...inside.values.unknown import MAX_STAND_IN, UnknownReads
 
 
 class Unknown:
@@ -16,20 +17,23 @@ class Unknown:
         self._reads = UnknownReads(capture)
         self.caveat_once = self._reads.caveat_once
         capture.before_end.append(self._reads.journal)
+        packages.install(capture, self._reads, values.is_known)
 
     def item(self, tensor: Any) -> Any:
-        self._reads.note(self._torch.Tensor.item, tensor)
-        value = stand_in(tensor)
+        value = self._reads.read(self._torch.Tensor.item, tensor)
         if tensor.dtype is self._torch.bool:
             return bool(value)
-        return float(value) if tensor.dtype.is_floating_point else value
+        return float(value) if tensor.dtype.is_floating_point else int(value)
 
     def read(self, source: Any, *, into: Any) -> None:
         if _is_for_a_file(self._torch.serialization.__file__):
             return
-        self._reads.note(self._torch.Tensor.cpu, source)
+        number = self._reads.read(self._torch.Tensor.cpu, source)
         if source.numel() <= MAX_STAND_IN:
-            into.fill_(stand_in(source))
+            into.fill_(number)
+            if self._values.is_known_in_part(source):
+                known = self._values.known_elements(source)
+                into.copy_(self._values.on_host(source).masked_fill(~known, number))
 
     def count(self, mask: Any) -> int:
         """How many elements a mask selects."""

@@ -13,6 +13,11 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+_AS_BEFORE = 2
+"""Of a byte: it stays known, or unknown (native/memory/known.c)."""
+_MAX_WITH_GAPS = 1 << 20
+"""Bytes; of a larger view with gaps, all the bytes from its first to its last are known, or none."""
+
 
 class DeviceBytes:
     def __init__(self, torch: Any) -> None:
@@ -21,11 +26,16 @@ class DeviceBytes:
         self._know = library.foretell_know
         self._forget = library.foretell_forget
         self._is_known = library.foretell_is_known
-        self._abandon = library.foretell_abandon
+        self.abandon = library.foretell_abandon
         self._publish = library.foretell_publish
-        for function in (self._know, self._forget, self._is_known, self._abandon, self._publish):
+        for function in (self._know, self._forget, self._is_known, self.abandon, self._publish):
             function.argtypes = [address, size]
-        self._know.restype = self._forget.restype = self._abandon.restype = self._publish.restype = None
+        self._know.restype = self._forget.restype = self.abandon.restype = self._publish.restype = None
+        self._read_known = library.foretell_read_known
+        self._write_known = library.foretell_write_known
+        for function in (self._read_known, self._write_known):
+            function.argtypes = [address, size, address]
+            function.restype = None
         self._num_shared = library.foretell_num_shared
         self.real_copies = library.foretell_real_copies
         self.answer_reads = library.foretell_answer_reads
@@ -33,17 +43,25 @@ class DeviceBytes:
         self.answer_entries = library.foretell_answer_entries
         self.answer_entries.argtypes = [ctypes.c_int64, ctypes.c_bool]
         self.answer_reads.restype = self.answer_entries.restype = self.real_copies.restype = None
+        self._torch = torch
         self._frombuffer = torch.frombuffer
         self._empty_strided = torch.empty_strided
-        self._watched: dict[int, Any] = {}
+        self._watched: dict[int, tuple[Any, tuple[int, int]]] = {}
+        """Storages that hold known bytes, and their extents."""
         self._starts: set[int] = set()
         """Start of every range that was ever known: a cheap way to rule out known bytes."""
 
     def is_known(self, tensor: Any) -> bool:
-        return not tensor.numel() or bool(self._is_known(*_extent(tensor)))
+        if not tensor.numel() or self._is_known(*_extent(tensor)):
+            return True
+        return _is_small_with_gaps(tensor) and bool(self.known_elements(tensor).all())
 
     def forget(self, tensor: Any) -> None:
-        if tensor.numel():
+        if not tensor.numel():
+            return
+        if _is_small_with_gaps(tensor):
+            self.know_elements(tensor, self._torch.zeros(tensor.shape, dtype=self._torch.bool, device="cpu"))
+        else:
             self._forget(*_extent(tensor))
 
     def forget_whole(self, tensors: Iterable[Any]) -> None:
@@ -58,18 +76,84 @@ class DeviceBytes:
         if not tensor.numel():
             return
         start, length = _extent(tensor)
+        if length > tensor.nbytes:
+            if length <= _MAX_WITH_GAPS:
+                self.know_elements(tensor, self._torch.ones(tensor.shape, dtype=self._torch.bool, device="cpu"))
+            elif not self._is_known(start, length):
+                self._forget(start, length)
+            return
         self._know(start, length)
+        self._watch(tensor, start)
+
+    def known_elements(self, tensor: Any) -> Any:
+        """A mask on the host: which elements are known."""
+        if not tensor.numel():
+            return self._torch.ones(tensor.shape, dtype=self._torch.bool, device="cpu")
+        known = self._by_element(self._known_bytes(*_extent(tensor)), tensor)
+        return known.as_strided(tensor.size(), tensor.stride())
+
+    def _known_bytes(self, start: int, length: int) -> Any:
+        known = self._torch.empty(length, dtype=self._torch.uint8, device="cpu")
+        self._read_known(start, length, known.data_ptr())
+        return known
+
+    def _by_element(self, known: Any, tensor: Any) -> Any:
+        return known.view(self._torch.bool).view(-1, tensor.element_size()).all(1)
+
+    def _become_known(self, start: int, becomes: Any) -> None:
+        self._write_known(start, becomes.numel(), becomes.data_ptr())
+
+    def know_elements(self, tensor: Any, known: Any) -> None:
+        """The opposite of `known_elements`; what lies between the elements stays as it is."""
+        start, length = _extent(tensor)
+        size = tensor.element_size()
+        becomes = self._torch.full((length // size, size), _AS_BEFORE, dtype=self._torch.uint8, device="cpu")
+        first_bytes = becomes[:, 0].as_strided(tensor.size(), [stride * size for stride in tensor.stride()])
+        first_bytes.copy_(known)
+        becomes.copy_(becomes[:, :1].clone())
+        self._become_known(start, becomes)
+        self._watch(tensor, start)
+
+    def _watch(self, tensor: Any, start: int) -> None:
+        """PyTorch recycles the block silently; known bytes would be stale for its next owner."""
         self._starts.add(start)
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._watched:
-            # PyTorch recycles the block silently; known bytes would be stale for its next owner.
-            died = functools.partial(self._storage_died, key, (storage.data_ptr(), storage.nbytes()))
-            self._watched[key] = weakref.ref(storage, died)
+        key, extent = storage._cdata, (storage.data_ptr(), storage.nbytes())
+        watched = self._watched.get(key)
+        if watched is None:
+            self._watched[key] = weakref.ref(storage, functools.partial(self._storage_died, key)), extent
+        elif watched[1] != extent:  # it was resized
+            self._watched[key] = watched[0], extent
 
-    def _storage_died(self, key: int, extent: tuple[int, int], _: object) -> None:
-        self._watched.pop(key, None)
-        self._abandon(*extent)
+    @contextlib.contextmanager
+    def filled(self, tensor: Any, number: float) -> Iterator[None]:
+        """Let reads find this number in place of every unknown element."""
+        start, length = _extent(tensor)
+        known = self._known_bytes(start, length)
+        unknown = ~self._by_element(known, tensor)
+        self._frombuffer((ctypes.c_char * length).from_address(start), dtype=tensor.dtype).masked_fill_(unknown, number)
+        self._become_known(start, known + 1)  # 0 becomes known, 1 stays as before
+        try:
+            yield
+        finally:
+            self._become_known(start, known * _AS_BEFORE)
+
+    def moved(self, tensor: Any, before: tuple[int, int]) -> None:
+        """A tensor was resized. If its storage has new memory, the virtual GPU has copied the old bytes there; of the
+        old memory (address, length) nothing is known now."""
+        storage = tensor.untyped_storage()
+        start, length = storage.data_ptr(), min(before[1], storage.nbytes())
+        if start == before[0]:
+            return
+        self.abandon(*before)
+        if 0 < length <= _MAX_WITH_GAPS:
+            known = self._known_bytes(start, length)
+            self._become_known(start, _AS_BEFORE - known)  # for good, not until the next launch
+            self._watch(tensor, start)
+
+    def _storage_died(self, key: int, _: object) -> None:
+        _, extent = self._watched.pop(key, (None, (0, 0)))
+        self.abandon(*extent)
 
     def publish(self, storage: Any) -> None:
         """Share with another process what is known of a storage that is sent to it."""
@@ -78,7 +162,7 @@ class DeviceBytes:
     def alias(self, tensor: Any) -> Any:
         """A CPU tensor over the same bytes, with the same shape and strides."""
         if not tensor.numel():
-            return self._empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+            return self._empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
         start, length = _extent(tensor)
         view = (ctypes.c_char * length).from_address(start)
         return self._frombuffer(view, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
@@ -116,6 +200,11 @@ class Answers(threading.local):
         if node is not None:
             node.register_prehook(lambda _: self.push(answer))
             node.register_hook(lambda *_: self.pop())
+
+
+def _is_small_with_gaps(tensor: Any) -> bool:
+    """Whether other elements lie between those of a view."""
+    return not tensor.is_contiguous() and tensor.nbytes < _extent(tensor)[1] <= _MAX_WITH_GAPS
 
 
 def _extent(tensor: Any) -> tuple[int, int]:

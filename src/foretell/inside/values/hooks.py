@@ -7,7 +7,7 @@ from functools import partial, wraps
 from typing import Any
 
 from ..capture import Capture
-from . import triton_kernels
+from . import packages, triton_kernels
 from .mode import Values
 from .operators import torch
 
@@ -23,6 +23,8 @@ def install(capture: Capture, torch: Any) -> None:
     patches, when_imported = capture.patches, capture.imports.when_imported
     patches.wrap(torch.autograd, "_engine_run_backward", partial(_staying_on_in_backward, mode))
     patches.wrap(torch.UntypedStorage, "_share_cuda_", partial(_publishing_what_is_sent, mode))
+    patches.wrap(torch.UntypedStorage, "resize_", partial(_abandoning_what_is_resized, mode))
+    packages.install(capture, mode.unknown, mode.is_known)
     when_imported("torchvision.extension", mode.watch_torchvision)
     when_imported("triton.runtime.jit", lambda jit: triton_kernels.watch(jit, patches, mode.forget_written))
     when_imported(
@@ -57,6 +59,18 @@ def _publishing_what_is_sent(mode: Values, original: Any) -> Any:
         return handle
 
     return share
+
+
+def _abandoning_what_is_resized(mode: Values, original: Any) -> Any:
+    """FSDP frees and allocates the memory of a storage that stays."""
+
+    @wraps(original)
+    def resize_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "cuda":
+            mode.abandon(self)
+        return original(self, *args, **kwargs)
+
+    return resize_
 
 
 def _resting_in_compiled_code(mode: Values, original: Any) -> Any:

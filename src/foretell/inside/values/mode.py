@@ -14,17 +14,17 @@ such read is journaled with its line.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodWrapperType
 from typing import Any
 
 from ..capture import Capture
-from . import operators
+from . import operators, partly
 from .device_bytes import Answers, DeviceBytes
 from .operators import INTEGERS, torch
 from .sparse_operators import SparseOperators
-from .tensors import MAX_INTEGERS, Tensor, is_on_device, is_small, no_subclasses, tensors_in
-from .unknown import MAX_STAND_IN, UnknownReads, stand_in
+from .tensors import MAX_INTEGERS, Tensor, is_on_device, is_small, no_subclasses, storage_address, tensors_in
+from .unknown import MAX_STAND_IN, UnknownReads
 
 _push_mode, _pop_mode = torch.overrides._push_mode, torch.overrides._pop_mode
 _num_modes: Any = torch._C._len_torch_function_stack
@@ -37,7 +37,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         self._bytes = DeviceBytes(torch)
         self._answers = Answers(self._bytes)
         self.unknown = UnknownReads(capture)
-        self._sparse = SparseOperators(self._bytes, self._answers, self.unknown, self._is_known)
+        self._sparse = SparseOperators(self._bytes, self._answers, self.unknown, self.is_known)
         self._random_state: Any = None
         self._suppresses_boxes: frozenset[Any] = frozenset()
         """torchvision's nms(boxes, scores, ...), once torchvision is imported."""
@@ -57,8 +57,12 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if type(func).__module__ == "torch._ops":  # an operator of a package, whose kernels are not watched elsewhere
             self._forget(tensors_in(operators.written_arguments(func, args, kwargs)))
         if kind is Tensor:
-            if out.is_cuda and is_small(out):  # large ones are never known
+            if not out.is_cuda:
+                pass
+            elif is_small(out):
                 self._settle(func, args, kwargs, (out,))
+            elif operators.name_of(func).endswith("_"):  # large ones are never known, but a part of one may be
+                self._bytes.forget_whole((out,))
         elif func in operators.FOREACH or (out is None and args and type(args[0]) in (tuple, list)):  # or fused
             self._bytes.forget_whole(each for each in tensors_in(args if out is None else out) if each.is_cuda)
         elif isinstance(out, tuple | list) and kind is not torch.Size:
@@ -81,6 +85,9 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def publish(self, storage: Any) -> None:
         self._bytes.publish(storage)
+
+    def abandon(self, storage: Any) -> None:
+        self._bytes.abandon(storage.data_ptr(), storage.nbytes())
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
@@ -112,7 +119,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _repeat(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
         inputs = [*tensors_in(args), *tensors_in(kwargs.values())]
-        if (func in operators.CHOOSES or func in operators.ORDERS) and not self._is_known(inputs[0]):
+        if (func in operators.CHOOSES or func in operators.ORDERS) and not self.is_known(inputs[0]):
             return self._assume_indices(func, args, kwargs, outs)
         if func in operators.LIKE:
             inputs = inputs[1:]
@@ -121,13 +128,19 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if any(each.requires_grad for each in inputs) and outs[0].dtype not in INTEGERS:
             return False  # a weight: the optimizer changes it unseen
         is_in_place = any(out is each for out in outs for each in inputs)
-        if not is_in_place and all(self._bytes.is_known(out) for out in outs):
-            for out in outs:  # a view of something known, or a copy that was just made
-                self._bytes.know(out)
+        if is_in_place and func in operators.KEEPS_BYTES:
             return True
+        if not is_in_place:
+            if all(self._bytes.is_known(out) for out in outs):
+                for out in outs:  # a view of something known, or a copy that was just made
+                    self._bytes.know(out)
+                return True
+            addresses = {storage_address(each) for each in inputs if each.is_cuda}
+            if all(storage_address(out) in addresses for out in outs):
+                return True  # views
         read = inputs[1:] if func in operators.OVERWRITE else inputs
         if not all(not each.is_cuda or self._bytes.is_known(each) for each in read):
-            return self._assume_good_numbers(func, outs)
+            return self._know_in_part(func, args, kwargs, outs) or self._assume_good_numbers(func, outs)
         result = self._on_host(func, args, kwargs)
         if not is_in_place:
             for out, value in zip(outs, tensors_in([result]), strict=True):
@@ -137,6 +150,42 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         for out in outs:
             self._bytes.know(out)
         return True
+
+    def _know_in_part(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
+        """Some elements may be known although not all that was read is."""
+        name = operators.name_of(func)
+        if len(outs) != 1 or outs[0].dtype not in INTEGERS or not partly.is_listed(name):
+            return False
+        arguments = [
+            partly.Argument(position, *self._with_mask(each))
+            for position, values in [*enumerate(args), *((-1, value) for value in kwargs.values())]
+            for each in tensors_in([values])
+        ]
+        if max(each.value.numel() for each in arguments) > partly.MAX_PARTLY:
+            return False
+
+        def call(tensors: list[Any]) -> Any:
+            given = iter(tensors)
+            host_args = self._to_host(tuple(args), lambda _: next(given))
+            host_kwargs = {name: self._to_host(each, lambda _: next(given)) for name, each in kwargs.items()}
+            result = func(*host_args, **host_kwargs)
+            return host_args[0] if func is operators.SET_ITEM else result
+
+        found = partly.compute(name, call, arguments)
+        if found is None or found[0].shape != outs[0].shape or found[0].dtype != outs[0].dtype:
+            return False
+        value, known = found
+        self._bytes.alias(outs[0].detach()).copy_(value)
+        self._bytes.know_elements(outs[0], known)
+        return True
+
+    def _with_mask(self, tensor: Any) -> tuple[Any, Any]:
+        """Its host bytes, and which elements of them are known; None: all."""
+        if not tensor.is_cuda:
+            return tensor, None
+        alias = self._bytes.alias(tensor.detach())
+        is_large = tensor.numel() > partly.MAX_PARTLY
+        return alias, None if is_large or self._bytes.is_known(tensor) else self._bytes.known_elements(tensor)
 
     def _assume_indices(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
         """Assume valid indices. A learned gate's choice and the order of scores are unknown, but a script that counts
@@ -184,15 +233,18 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             self._random_state = torch.get_rng_state()
             torch.set_rng_state(host_state)
 
-    def _to_host(self, value: Any) -> Any:
+    def _alias(self, tensor: Any) -> Any:
+        return self._bytes.alias(tensor.detach()) if tensor.is_cuda else tensor
+
+    def _to_host(self, value: Any, tensor_for: Callable[[Any], Any] | None = None) -> Any:
         if isinstance(value, Tensor):
-            return self._bytes.alias(value.detach()) if value.is_cuda else value
+            return (tensor_for or self._alias)(value)
         if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")):
             return "cpu"
         if isinstance(value, torch.Generator):
             return None
         if type(value) is tuple or type(value) is list:
-            return type(value)(self._to_host(each) for each in value)
+            return type(value)(self._to_host(each, tensor_for) for each in value)
         return value
 
     def _forget(self, tensors: Iterable[Any]) -> None:
@@ -206,6 +258,10 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def _special(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in operators.READS:
             return self._read(func, args, kwargs)
+        if func in operators.RESIZES:
+            return self._resize(func, args, kwargs)
+        if func is Tensor.__getitem__ or func is operators.SET_ITEM:
+            args = self._with_numbers_in_slices(func, args)
         if func in operators.SIZE_IS_DATA or func in self._suppresses_boxes:
             out = self._with_size(func, args, kwargs)
         elif func in operators.COPIES:
@@ -236,11 +292,31 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             if is_real:
                 self._bytes.real_copies(0)
         if is_tensor and source.is_cuda and type(out) is Tensor and out.device.type == "cpu":
-            if not self._is_known(source):
-                self.unknown.note(func, source)
-            elif not source.is_contiguous():  # a kernel gathered it before the copy
-                with no_subclasses(), torch.no_grad():
-                    out.copy_(self._bytes.alias(source.detach()))
+            self._complete_copy(func, source, out)
+        return out
+
+    def _complete_copy(self, func: Any, source: Any, out: Any) -> None:
+        """The virtual GPU copies what is known, and zeros for the rest."""
+        is_known = self.is_known(source)
+        if is_known and source.is_contiguous():
+            return
+        number = 0 if is_known else self.unknown.read(func, source)
+        if is_known or source.numel() <= MAX_STAND_IN:
+            with no_subclasses(), torch.no_grad():  # a kernel has gathered what is not contiguous
+                values = self._bytes.alias(source.detach())
+                if not is_known:
+                    values = values.clone().masked_fill_(~self._bytes.known_elements(source), number)
+                out.copy_(values)
+
+    def _resize(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The elements that stay keep their values, and the new ones have none."""
+        if not is_on_device(args[0]):
+            return func(*args, **kwargs)
+        storage = args[0].untyped_storage()
+        before = storage.data_ptr(), storage.nbytes()
+        out = func(*args, **kwargs)
+        with no_subclasses():
+            self._bytes.moved(out, before)
         return out
 
     def _with_size(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -250,7 +326,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if not any(each.is_cuda for each in decides):
             return func(*args, **kwargs)
         count = None
-        if all(not each.is_cuda or self._is_known(each) for each in decides):
+        if all(not each.is_cuda or self.is_known(each) for each in decides):
             count = self._count(func, args, kwargs, decides[0])
         if count is None:
             count = self.unknown.assume_size(func, decides[0], decides[0].numel())
@@ -260,6 +336,28 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             out = out[:count]
         self._answers.give_in_backward(count, args[0] if func is operators.SET_ITEM else out)
         return out
+
+    def _with_numbers_in_slices(self, func: Any, args: Any) -> Any:
+        """`x[:length]` reads the length while the operator runs. An unknown one is assumed to be the whole extent, or
+        with `--assume low` 1."""
+        tensor, index = args[0], args[1]
+        items = index if type(index) is tuple else (index,)
+        if not any(type(item) is slice and any(map(is_on_device, _bounds(item))) for item in items):
+            return args
+        sizes = iter(_sizes_indexed(tensor, items))
+        numbered = tuple(self._numbered(func, item, next(sizes)) for item in items)
+        return (tensor, numbered if type(index) is tuple else numbered[0], *args[2:])
+
+    def _numbered(self, func: Any, item: Any, size: int) -> Any:
+        if type(item) is not slice:
+            return item
+        start, stop, step = (
+            int(bound) if is_on_device(bound) and self.is_known(bound) else bound for bound in _bounds(item)
+        )
+        count = size
+        for unknown in filter(is_on_device, (start, stop)):
+            count = self.unknown.assume_prefix(func, unknown, size)
+        return slice(size - count if is_on_device(start) else start, count if is_on_device(stop) else stop, step)
 
     def _count(self, func: Any, args: Any, kwargs: Any, mask: Any) -> int | None:
         try:
@@ -279,29 +377,41 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         source = args[0]
         if not is_on_device(source):
             return func(*args, **kwargs)
-        if self._is_known(source):
+        if self.is_known(source):
             out = func(*args, **kwargs)
             if source.is_contiguous():
                 return out
             with no_subclasses(), torch.no_grad():  # a kernel gathered it before the copy
                 return func(self._bytes.alias(source.detach()), *args[1:], **kwargs)
-        self.unknown.note(func, source)
+        number = self.unknown.read(func, source)
         if source.numel() > MAX_STAND_IN:
             return func(*args, **kwargs)
-        with no_subclasses(), torch.no_grad():
-            self._bytes.alias(source.detach()).fill_(stand_in(source))
-            self._bytes.know(source)
-        try:
+        with no_subclasses(), torch.no_grad(), self._bytes.filled(source, number):
             return func(*args, **kwargs)
-        finally:
-            self._forget([source])
 
-    def _is_known(self, tensor: Any) -> bool:
+    def is_known(self, tensor: Any) -> bool:
         try:
             with no_subclasses():
                 return self._bytes.is_known(tensor)
         except Exception:
             return False
+
+
+def _bounds(item: slice) -> tuple[Any, Any, Any]:
+    return item.start, item.stop, item.step
+
+
+def _sizes_indexed(tensor: Any, items: tuple[Any, ...]) -> Iterator[int]:
+    """For each item of an index the size it selects from; 0 if it selects from none."""
+    num_dims = [0 if each is None or each is Ellipsis else _num_dims(each) for each in items]
+    dim = 0
+    for number, (item, count) in enumerate(zip(items, num_dims, strict=True)):
+        yield int(tensor.shape[dim]) if count and dim < tensor.dim() else 0
+        dim = tensor.dim() - sum(num_dims[number + 1 :]) if item is Ellipsis else dim + count
+
+
+def _num_dims(item: Any) -> int:
+    return max(item.dim(), 1) if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _is_tracing() -> bool:

@@ -28,6 +28,15 @@ LIKE = _named(
 )  # fmt: skip
 """Only the shape and type of their first argument matter."""
 
+KEEPS_BYTES = _named(
+    "contiguous", "to", "type", "type_as", "cuda", "long", "int", "short", "bool", "float", "double", "half",
+    "bfloat16", "reshape", "flatten", "ravel", "positive", "resolve_conj", "resolve_neg", "requires_grad_", "detach_",
+    "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "share_memory_", "pin_memory",
+)  # fmt: skip
+"""If they return their argument, they have changed none of its bytes."""
+
+RESIZES = _named("resize_", "resize_as_")
+
 OVERWRITE = _named("fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_")
 """In place, regardless of the previous contents."""
 
@@ -62,9 +71,13 @@ MAKES_SPARSE = _named(
 )  # fmt: skip
 """A script that calls none of these has no sparse tensors."""
 
-SPECIAL = READS | SIZE_IS_DATA | COPIES | BATCH_NORM | CHECKS_PROBABILITIES | CHECKS_GRADIENTS
+SPECIAL = RESIZES | READS | SIZE_IS_DATA | COPIES | BATCH_NORM | CHECKS_PROBABILITIES | CHECKS_GRADIENTS
 
 INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def name_of(func: Any) -> str:
+    return getattr(func, "__name__", "")
 
 
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:

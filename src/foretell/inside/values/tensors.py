@@ -25,6 +25,12 @@ def is_small(tensor: Any) -> bool:
     return bool(tensor.numel() <= (MAX_INTEGERS if tensor.dtype in INTEGERS else MAX_FLOATS))
 
 
+def storage_address(tensor: Any) -> int:
+    """Not by `untyped_storage()`: autograd considers a storage that Python has seen shared, and stops adding gradients
+    in place."""
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+
+
 def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, Tensor):

@@ -1,25 +1,64 @@
-"""Stand-ins for unknown values that a script reads, and a journal of where it reads them."""
+"""Stand-ins for unknown values that a script reads, and a journal of where it reads them.
+
+A float is 1.0 and falls a little with each step of the optimizer, as a loss does: early stopping does not set in. An
+integer is 0. A condition gets the answer that goes on (branches.py), or else False.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
 from typing import Any
 
 from ..capture import Capture
 from ..where import OWN_FOLDERS, where_now
-from .branches import answer_that_does_not_raise
+from .branches import branch_at
+from .loops import Waiting
 from .operators import INTEGERS, torch
+from .uses import Use, use_of
 
 MAX_STAND_IN = 1 << 14
 """Elements; larger tensors read as zeros."""
+_HALVED_AFTER = 64
+"""Steps of the optimizer after which a loss is half of what it was."""
+_LONG = 1 << 30
+_OTHER_NUMBERS = (0, 1, 1 << 20, -1)
+"""Shown to a loop that has not ended with the usual one."""
 
 
 class UnknownReads:
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
+        self._waiting = Waiting(capture)
         self._reads: dict[tuple[str, str], list[int]] = {}
         self._caveats: set[str] = set()
+
+    def read(self, func: Any, source: Any) -> float:
+        """Note the read; returns the number to find there."""
+        frame = _frame_that_reads()
+        use = use_of(frame)
+        if use.is_slice:
+            return self.assume_prefix(func, source, None)
+        self.note(func, source, f"decides {use.decides}" if use.decides else "")
+        number = self._number(source, use, frame)
+        num_tries = self._waiting.is_time_for_another_answer(use) if use.decides == "a branch" else 0
+        if not num_tries:
+            return number
+        if source.dtype is torch.bool or func is torch.Tensor.__bool__:
+            return 1 - number
+        return _OTHER_NUMBERS[num_tries % len(_OTHER_NUMBERS)]
+
+    def _number(self, source: Any, use: Use, frame: FrameType) -> float:
+        answer = _answer(use)
+        if answer is not None:
+            return int(answer)
+        if source.dtype is torch.bool:
+            # torch.distributions validates its arguments in a separate function, and raises elsewhere.
+            return int(f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename)
+        if source.dtype in INTEGERS:
+            return 0
+        return _HALVED_AFTER / (_HALVED_AFTER + self._capture.num_steps)
 
     def note(self, func: Any, source: Any, what: str = "") -> None:
         name = getattr(func, "__name__", str(func))
@@ -34,6 +73,17 @@ class UnknownReads:
         self.note(func, source, f"decides a size, --assume {assume}: {count} of {most}")
         return count
 
+    def assume_prefix(self, func: Any, source: Any, most: int | None) -> int:
+        """How long a slice is whose end is unknown: most lengths are close to the longest. `most`: None if that is not
+        known, either; a slice may be longer than what it is taken of."""
+        assume = self._capture.options.assume
+        count = _LONG if most is None else most
+        if assume == "low":
+            count = min(1, count)
+        which = "all of a slice" if count == _LONG else f"{count} of {most or 'a slice'}"
+        self.note(func, source, f"decides a size, --assume {assume}: {which}")
+        return count
+
     def caveat_once(self, text: str) -> None:
         if text not in self._caveats:
             self._caveats.add(text)
@@ -45,18 +95,20 @@ class UnknownReads:
         self._reads.clear()
 
 
-def stand_in(tensor: Any) -> int:
-    if tensor.dtype not in INTEGERS:
-        return 1
-    if tensor.dtype is not torch.bool:
-        return 0
+def _frame_that_reads() -> FrameType:
+    """Not one of ours, nor of the script's modes."""
     frame = sys._getframe(2)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(OWN_FOLDERS) or frame.f_code.co_name == "__torch_function__"
-    ):  # skip our own frames and the script's modes
+    ):
         frame = frame.f_back
-    answer = answer_that_does_not_raise(frame)
-    if answer is None:
-        # torch.distributions validates its arguments in a separate function, and raises elsewhere.
-        answer = f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename
-    return int(answer)
+    return frame
+
+
+def _answer(use: Use) -> bool | None:
+    """The truth value that goes on, if the value itself is asked for."""
+    if use.frame is not None and use.is_negated is not None:
+        branch = branch_at(use.frame.f_code, use.offset)
+        if branch is not None and branch.answer is not None:
+            return branch.answer != use.is_negated
+    return None

@@ -36,7 +36,9 @@ def copy_(device: PythonCuda, target: Tensor, source: Tensor, non_blocking: bool
 def _copy_on_card(device: PythonCuda, target: Tensor, source: Tensor) -> None:
     values = device.values
     if values.is_known(source) and values.may_be_known(target):
-        values.on_host(target).copy_(values.on_host(source))
+        values.write(target, values.on_host(source))
+    elif values.is_known_in_part(source) and values.may_be_known(target):
+        values.write(target, values.on_host(source), values.known_elements(source))
     else:
         values.forget(target)
 
@@ -64,7 +66,7 @@ def _transfer(device: PythonCuda, target: Tensor, source: Tensor, non_blocking: 
     if target.is_cuda:
         is_weight = source.requires_grad or target.requires_grad
         if values.may_be_known(target) and (values.keeps_all or not is_weight):
-            values.on_host(target).copy_(source)
+            values.write(target, source)
         else:
             values.forget(target)
     elif values.is_known(source):

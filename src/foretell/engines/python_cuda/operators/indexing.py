@@ -120,7 +120,7 @@ def nonzero(device: PythonCuda, x: Tensor) -> Tensor:
     count = device.unknown.count(x)
     result = torch.empty((x.dim(), count), dtype=torch.int64, device=x.device).t()
     if values.is_known(x) and values.may_be_known(result):
-        values.on_host(result).copy_(values.on_host(x).nonzero())
+        values.write(result, values.on_host(x).nonzero())
     return result
 
 
@@ -135,7 +135,7 @@ def masked_select(device: PythonCuda, x: Tensor, mask: Tensor) -> Tensor:
         places = device.buffer(count * max(mask.dim(), 1), torch.int64)
     result = torch.empty((count,), dtype=x.dtype, device=x.device)
     if values.is_known(x) and values.is_known(mask) and values.may_be_known(result):
-        values.on_host(result).copy_(values.on_host(x).masked_select(values.on_host(mask)))
+        values.write(result, values.on_host(x).masked_select(values.on_host(mask)))
     del places
     return result
 

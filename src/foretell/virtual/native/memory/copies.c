@@ -44,11 +44,15 @@ static void read_device(char *to, const char *from, size_t bytes, const char *fu
 }
 
 static void copy_within_device(uintptr_t to, uintptr_t from, size_t bytes) {
-    if (is_known(from, bytes) && (is_real(bytes) || bytes <= 64 * SMALL_COPY)) {
-        make_writable(to, bytes);
-        memmove((void *)to, (void *)from, bytes);
-        know(to, bytes, false);
-    } else forget(to, bytes);
+    if (!is_real(bytes) && bytes > 64 * SMALL_COPY) { forget(to, bytes); return; }
+    for (size_t done = 0, run; done < bytes; done += run) {
+        bool is_known_run;
+        run = known_prefix(from + done, bytes - done, &is_known_run);
+        if (!is_known_run) { forget(to + done, run); continue; }
+        make_writable(to + done, run);
+        memmove((void *)(to + done), (void *)(from + done), run);
+        know(to + done, run, false);
+    }
 }
 
 int copy_memory(void *to, const void *from, size_t bytes, int kind, const char *function) {

@@ -126,3 +126,22 @@ bool is_known(uintptr_t address, size_t bytes) {
 EXPORT void foretell_know(uintptr_t address, size_t bytes) { know(address, bytes, true); }
 EXPORT void foretell_forget(uintptr_t address, size_t bytes) { forget(address, bytes); }
 EXPORT int foretell_is_known(uintptr_t address, size_t bytes) { return is_known(address, bytes); }
+
+/* Byte by byte, for small tensors of which only some elements are known. */
+EXPORT void foretell_read_known(uintptr_t address, size_t bytes, uint8_t *is_known_byte) {
+    for (size_t done = 0; done < bytes;) {
+        bool run_is_known;
+        size_t run = known_prefix(address + done, bytes - done, &run_is_known);
+        memset(is_known_byte + done, run_is_known, run);
+        done += run;
+    }
+}
+
+enum { NOT_KNOWN, IS_KNOWN, AS_BEFORE };
+EXPORT void foretell_write_known(uintptr_t address, size_t bytes, const uint8_t *becomes) {
+    for (size_t start = 0, end; start < bytes; start = end) {
+        for (end = start + 1; end < bytes && becomes[end] == becomes[start];) end++;
+        if (becomes[start] == IS_KNOWN) know(address + start, end - start, true);
+        else if (becomes[start] == NOT_KNOWN) forget(address + start, end - start);
+    }
+}
