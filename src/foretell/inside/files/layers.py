@@ -24,7 +24,7 @@ def install(capture: Capture) -> None:
         from .checkpoints import load_lazily, save_with_holes
 
         patches.wrap(torch, "save", lambda original: save_with_holes(torch, original, _path_of))
-        patches.wrap(torch.serialization, "save", lambda original: torch.save)
+        patches.replace(torch.serialization, "save", torch.save)
         patches.wrap(torch, "load", lambda original: load_lazily(original, _path_of))
 
     def on_safetensors(safetensors: Any) -> None:

@@ -28,6 +28,7 @@ def install(capture: Capture, files: Files) -> None:
         from .checkpoints import load_lazily, save_with_holes
 
         patches.wrap(torch, "save", lambda original: save_with_holes(torch, original, writing))
+        patches.replace(torch.serialization, "save", torch.save)
         patches.wrap(torch, "load", lambda original: load_lazily(original, reading))
         patches.wrap(torch.jit, "save", _mapping_argument(1, "f", writing))
         patches.wrap(torch.jit, "load", _mapping_argument(0, "f", reading))
@@ -40,6 +41,7 @@ def install(capture: Capture, files: Files) -> None:
 
     def on_sqlite(sqlite3: Any) -> None:
         patches.wrap(sqlite3, "connect", _mapping_argument(0, "database", updating))
+        patches.replace(sqlite3.dbapi2, "connect", sqlite3.connect)
 
     patches = capture.patches
     capture.imports.when_imported("torch", on_torch)

@@ -44,9 +44,9 @@ class Protected:
         self._made_by_tempfile: set[str] = set()
 
     def __call__(self, path: str) -> bool:
-        if f"{path}/".startswith(self._exempt) or "/__pycache__" in path or path.startswith(self._exempt_in_temp):
+        if f"{path}/".startswith(self._exempt) or "/__pycache__/" in f"{path}/":
             return False
-        return not self._is_temporary(path)
+        return not path.startswith(self._exempt_in_temp) and not self._is_temporary(path)
 
     def made_by_tempfile(self, path: str) -> None:
         if os.path.dirname(path) in self._temp_folders:

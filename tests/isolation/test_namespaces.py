@@ -1,0 +1,253 @@
+"""The namespaces themselves: for an ordinary user, on file systems that overlayfs does not like, and where refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from foretell import gpus
+from foretell.errors import UnsupportedError
+from foretell.inside.start import namespaces
+from foretell.jobs import CaptureOptions, CaptureResult, Job
+from foretell.runs import contained, launch
+from foretell.runs.environment import private_cache
+
+from .conftest import HERE, state_of
+
+assert isinstance(namespaces, ModuleType)
+NAMESPACES = Path(str(namespaces.__file__))
+USER = 12345
+"""An identity that nobody has."""
+
+
+def contained_lines(*before: str, python: str, folder: Path, command: str) -> list[str]:
+    """`command` by a shell in namespaces of its own, started through the words of `before`."""
+    words = [python, str(folder / "start_contained.py"), str(folder / "namespaces.py"), str(folder / "capture")]
+    done = subprocess.run(
+        [*before, *words, str(folder / "work"), "/bin/sh", "-c", command], capture_output=True, text=True, cwd="/",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def answers(lines: list[str]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for line in lines:
+        if line.startswith("answer "):
+            merged |= json.loads(line.removeprefix("answer "))
+    if "failed" in merged:
+        pytest.skip(f"no kernel isolation here: {merged['failed']}")
+    return merged
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not one of pytest's, which only their owner may enter."""
+    with tempfile.TemporaryDirectory(prefix="test-namespaces-") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        for file in (NAMESPACES, HERE / "start_contained.py"):
+            shutil.copy(file, path)
+        (path / "capture").mkdir()
+        (path / "work" / "old").mkdir(parents=True)
+        (path / "work" / "mine").write_text("mine\n")
+        (path / "work" / "old" / "inner").write_text("mine\n")
+        yield path
+
+
+# --- an ordinary user -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_user(folder: Path) -> list[str]:
+    """The words that start a program as somebody else, who owns the folder."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become another user (setpriv)")
+    words = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "env", "PATH=/usr/bin:/bin"]
+    if subprocess.run([*words, "test", "-r", str(folder)], capture_output=True).returncode != 0:
+        pytest.skip(f"other users cannot enter {folder}")
+    for path in (folder / "capture", folder / "work", *(folder / "work").rglob("*")):
+        os.chown(path, USER, USER)
+    return words
+
+
+@pytest.fixture
+def system_python(as_user: list[str]) -> str:
+    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        code = "import sys; sys.exit(sys.version_info < (3, 10))"
+        tried = subprocess.run([*as_user, python, "-c", code], capture_output=True)
+        if tried.returncode == 0:
+            return python
+    pytest.skip("no Python 3.10 or newer that another user may run")
+
+
+def test_an_ordinary_user_writes_to_layers_as_well(folder: Path, as_user: list[str], system_python: str) -> None:
+    before = state_of(folder / "work")
+    command = "echo yours > mine && rm old/inner && mkdir new && echo x > new/x && mv new newer && cat newer/x && id -u"
+    lines = contained_lines(*as_user, python=system_python, folder=folder, command=command)
+    assert answers(lines)["exit_status"] == 0, lines
+    assert {"x", str(USER)} <= set(lines)
+    work = folder / "work"
+    changed = [f"write {work}/mine", f"write {work}/newer/x", f"delete {work}/old/inner"]
+    assert [line for line in lines if line.startswith(("write ", "delete "))] == changed
+    assert lines[-1] == "left writes.jsonl"
+    assert state_of(folder / "work") == before
+
+
+def test_an_ordinary_user_may_write_where_the_folder_belongs_to_another_group(
+    folder: Path, as_user: list[str], system_python: str
+) -> None:
+    """Overlayfs in a user namespace cannot copy what belongs to unknown groups."""
+    for path in (folder / "work", *(folder / "work").rglob("*")):
+        os.chown(path, USER, USER + 1)
+    before = state_of(folder / "work")
+    command = "echo yours > mine && echo new > old/new && rm old/inner && cat mine old/*"
+    lines = contained_lines(*as_user, python=system_python, folder=folder, command=command)
+    assert answers(lines)["exit_status"] == 0, lines
+    assert {"yours", "new"} <= set(lines)
+    assert state_of(folder / "work") == before
+
+
+FORBIDDEN = (
+    "touch /etc/new", "touch /new", "echo x > /proc/sys/kernel/hostname", "mount -t tmpfs x /mnt", "umount /proc/sys",
+    "ls /proc/1/cwd/", "ls /proc/1/root/", "mount -o remount,rw /sys",
+)  # fmt: skip
+
+
+def test_an_ordinary_user_gains_no_rights(folder: Path, as_user: list[str], system_python: str) -> None:
+    check_forbidden(contained_lines(*as_user, python=system_python, folder=folder, command=_each_of(FORBIDDEN)))
+
+
+def test_root_keeps_no_way_out(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("this is about root")
+    devices = ("mknod disk b 8 0", "chroot /proc/1/root true", "nsenter -t 1 -m true", "ip link set lo down")
+    commands = (*(each for each in FORBIDDEN if "touch" not in each), *devices)
+    check_forbidden(contained_lines(python=sys.executable, folder=folder, command=_each_of(commands)))
+
+
+def _each_of(commands: tuple[str, ...]) -> str:
+    tried = [f"({each}) >/dev/null 2>&1 && echo 'allowed {each}'" for each in commands]
+    return "; ".join([*tried, "kill -9 1", "echo alive"])
+
+
+def check_forbidden(lines: list[str]) -> None:
+    answers(lines)
+    assert [line for line in lines if line.startswith("allowed")] == []
+    assert "alive" in lines  # the first process of a namespace cannot be killed from inside
+
+
+# --- file systems -----------------------------------------------------------------------------------------------------
+
+
+def in_mounts(commands: str) -> list[str]:
+    """Words that run a program after these commands, in a mount namespace where they may mount."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root can mount file systems for a test (unshare)")
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-ec", f'{commands}; exec "$@"', "sh"]
+
+
+def overlay(target: Path, layers: Path) -> str:
+    for name in ("upper", "work"):
+        (layers / name).mkdir(parents=True)
+    return f"mount -t overlay o -o lowerdir={target},upperdir={layers}/upper,workdir={layers}/work {target}"
+
+
+def test_layers_are_in_memory_where_the_scratch_folder_is_on_an_overlay(folder: Path) -> None:
+    """As in most containers."""
+    before = in_mounts(overlay(folder / "capture", folder / "layers"))
+    lines = contained_lines(*before, python=sys.executable, folder=folder, command="echo yours > mine && cat mine")
+    found = answers(lines)
+    assert (found["is_in_memory"], found["exit_status"]) == (True, 0), lines
+    assert "yours" in lines
+    assert f"write {folder}/work/mine" in lines
+    assert (folder / "work" / "mine").read_text() == "mine\n"
+
+
+def test_what_cannot_be_covered_is_read_only_and_named(folder: Path) -> None:
+    """Here two overlays on top of each other, as deep as the kernel allows."""
+    work = folder / "work"
+    before = in_mounts(f"{overlay(work, folder / 'a')}; {overlay(work, folder / 'b')}")
+    lines = contained_lines(*before, python=sys.executable, folder=folder, command="echo yours > mine || cat mine")
+    found = answers(lines)
+    assert (found["read_only"], found["exit_status"]) == ([str(work)], 0), lines
+    assert "mine" in lines
+
+
+def test_a_mount_below_the_working_folder_is_covered_too(folder: Path) -> None:
+    inner = folder / "work" / "old"
+    before = in_mounts(f"mount -t tmpfs t {inner} && echo real > {inner}/file")
+    command = "echo yours > old/file && cat old/file && rm mine"
+    lines = contained_lines(*before, python=sys.executable, folder=folder, command=command)
+    assert answers(lines)["exit_status"] == 0, lines
+    assert {f"write {inner}/file", f"delete {folder}/work/mine"} <= set(lines)
+    assert (folder / "work" / "mine").exists()
+
+
+# --- a kernel that refuses --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = tmp_path / "refuses.py"
+    stub.write_text("import os, sys; os.write(int(sys.argv[2]), b'{\"failed\": \"Operation not permitted\"}\\n')")
+    monkeypatch.setattr(contained, "NAMESPACES", stub)
+
+
+def run_nothing(folder: Path, **options: Any) -> CaptureResult:
+    (folder / "capture").mkdir()
+    job = Job(command=(sys.executable, "-c", ""), gpu=gpus.find("rtx-3060"), options=CaptureOptions(**options))
+    return launch(job, folder / "capture")
+
+
+@pytest.mark.usefixtures("refused")
+def test_where_the_kernel_refuses_python_takes_over_and_the_result_says_why(tmp_path: Path) -> None:
+    isolation = run_nothing(tmp_path).isolation
+    assert (isolation.mode, isolation.reason) == ("python", "Operation not permitted")
+
+
+@pytest.mark.usefixtures("refused")
+def test_where_the_kernel_refuses_what_was_asked_for_is_refused_too(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"kernel is not possible here: Operation not permitted\. \w+"):
+        run_nothing(tmp_path, isolation="kernel")
+
+
+# --- foretell's own cache ---------------------------------------------------------------------------------------------
+
+
+def test_a_relative_cache_home_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    found = private_cache("compiled", {"XDG_CACHE_HOME": "relative", "HOME": str(tmp_path / "home")})
+    assert found == tmp_path / "home" / ".cache" / "foretell" / "compiled"
+    assert not (tmp_path / "relative").exists()
+
+
+@pytest.mark.parametrize("home", ["/nonexistent/home", "", "relative"])
+def test_a_home_that_does_not_exist_is_not_created(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert private_cache("compiled", {"HOME": home}) is None
+    assert not Path("/nonexistent").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    (tmp_path / ".cache" / "foretell").mkdir(parents=True)
+    (tmp_path / ".cache" / "foretell").chmod(0o777)
+    before = os.umask(0)
+    try:
+        found = private_cache("compiled", {"HOME": str(tmp_path)})
+    finally:
+        os.umask(before)
+    assert found is not None
+    assert [oct(path.stat().st_mode & 0o777) for path in (found, found.parent)] == ["0o700", "0o700"]
