@@ -188,3 +188,26 @@ def test_an_oom_that_the_script_caught_decides_unless_the_work_went_on(run: Any,
     assert done.result["verdict"] == verdict, done.tail()
     told = [caveat for caveat in done.result["caveats"] if "ran out of memory" in caveat]
     assert len(told) == (verdict == "fits")
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+CHILDREN = """
+import subprocess, sys
+child = "import torch; held = torch.zeros(200 << 20, dtype=torch.uint8, device='cuda')"
+for _ in range(2):
+    subprocess.run([sys.executable, "-c", child], check=True)
+"""
+
+
+def test_processes_that_share_the_card_are_added_and_those_that_follow_each_other_are_not(run: Any) -> None:
+    alone, done = run(), run(CHILDREN)
+    context = alone.peak["context_bytes"]
+    assert done.result["together"] == {
+        "num_processes": 2,
+        "reserved_bytes": alone.peak["reserved_bytes"] + (200 << 20),
+        "device_bytes": alone.peak["device_bytes"] + (200 << 20) + context,
+    }
+    assert done.result["verdict"] == "fits"
+    too_small = run(CHILDREN.replace("range(2)", "range(1)"), **SMALL)
+    assert (too_small.code, too_small.result["oom"]["is_together"]) == (3, True)

@@ -39,7 +39,8 @@ class Second:
         self.jobs.append(job)
         if isinstance(self._outcome, BaseException):
             raise self._outcome
-        return self._outcome
+        others = job.used_by_others_bytes
+        return replace(self._outcome, trace=replace(self._outcome.trace, used_by_others_bytes=others))
 
 
 @pytest.fixture

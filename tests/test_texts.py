@@ -35,7 +35,7 @@ from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, NO_ADDRESS_SPACE, SPARSE, WORKSPACE_SOURCES
-from foretell.records import Advice, EndedBy, Estimate, Isolation, Need, OutsidePeak, StepPeak
+from foretell.records import Advice, EndedBy, Estimate, Isolation, Need, OutOfMemory, OutsidePeak, StepPeak, Together
 from foretell.report import advice_text, text
 from foretell.runs import command as commands
 from foretell.runs.command import TorchInstall, refuse_platform, refuse_torch
@@ -118,6 +118,15 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
     yield "fits-narrow", fits, 60
     yield "fits-used-by-others", replace(fits, used_by_others_bytes=4 * GIB), WIDTH
     yield "fits-context-given", replace(fits, is_context_given=True, library_names=(), caveats=()), WIDTH
+    three = Together(num_processes=3, device_bytes=6 * GIB, reserved_bytes=4 * GIB)
+    yield "several-processes", replace(fits, together=three), WIDTH
+    too_many = OutOfMemory(
+        step=3, phase="other", requested_bytes=GIB, where=None, is_together=True,
+        message="3 processes used the GPU at the same time. Together they need up to 90.00 GiB.",
+    )  # fmt: skip
+    need_of_all = Need(device_bytes=90 * GIB, reserved_bytes=80 * GIB, request_bytes=99 * GIB, smallest_gpus=("h200",))
+    three = replace(three, device_bytes=90 * GIB)
+    yield "processes-too-many", replace(fits, together=three, oom=too_many, verdict="oom", need=need_of_all), WIDTH
     failed = EndedBy(kind="script", message="the script itself failed at train.py:3: ValueError: bad")
     yield "incomplete", replace(fits, ended_by=failed), WIDTH
     refused = Isolation(mode="python", reason="cannot create a user namespace: Operation not permitted")

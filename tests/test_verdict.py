@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from capture_folder import SEGMENT, CaptureFolder, device, training_run
+from foretell import gpus
 from foretell.analysis.verdict import estimate_of
-from foretell.api import Run
+from foretell.api import Run, find_need
 from foretell.cli.show import exit_code
 from foretell.errors import NothingOnGpuError, ScriptError, UnsupportedError
 from foretell.protocol.native_log import (
@@ -18,11 +19,12 @@ from foretell.protocol.native_log import (
     CONVOLUTION,
     ENTRIES,
     FREE,
+    LIBRARY_CALL,
     NO_ADDRESS_SPACE,
     SPARSE,
     WORKSPACE_SOURCES,
 )
-from foretell.records import EndedBy, LibraryBytes
+from foretell.records import EndedBy, LibraryBytes, Together
 from foretell.trace import from_capture
 from foretell.units import MIB
 
@@ -315,16 +317,64 @@ def test_bytes_taken_from_the_driver_by_others_than_pytorch_are_library_bytes(tm
     assert estimate.library_names == ("cuBLAS",)
 
 
-def test_several_processes_and_devices_are_caveats(tmp_path: Path) -> None:
-    folder = training_run(tmp_path)
-    CaptureFolder(tmp_path, pid=200).torch().end(0, MIB, (512, MIB))
-    CaptureFolder(tmp_path, pid=300).torch().end(0, 0, (0, 0))  # asked for the card, took nothing of it
+def test_several_devices_are_a_caveat(tmp_path: Path) -> None:
     devices = [device(0, MIB, (512, MIB)), {**device(0, 3 * MIB, (512, 3 * MIB)), "device": 1}]
-    folder.journal("end", devices=devices)
-    estimate = estimate_of(folder.trace())
+    estimate = estimate_of(training_run(tmp_path).journal("end", devices=devices).trace())
     assert estimate.peak.reserved_bytes == 3 * MIB
-    assert any(c.startswith("2 processes used the GPU") for c in estimate.caveats)
     assert any(c.startswith("2 devices were used (reserved: cuda:0 1.0 MiB, cuda:1 3.0 MiB)") for c in estimate.caveats)
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def gpu_process(directory: Path, pid: int, reserved: int, *, begin: int, end: int) -> CaptureFolder:
+    counters = [device(0, reserved, (reserved, reserved))]
+    folder = CaptureFolder(directory, pid).journal("torch", begin, version="2.15.0", cuda="13.2", cudnn=92600)
+    return folder.journal("cuda", begin, device_count=1).journal("end", end, steps=0, phases=[], devices=counters)
+
+
+def test_processes_at_the_same_time_are_added_each_with_context_and_libraries(tmp_path: Path) -> None:
+    gpu_process(tmp_path, 1, 50 * MIB, begin=0, end=100).call(LIBRARY_CALL, "cublasGemmEx", time_us=50)
+    gpu_process(tmp_path, 2, 70 * MIB, begin=10, end=20)
+    gpu_process(tmp_path, 3, 40 * MIB, begin=30, end=40)
+    asked = gpu_process(tmp_path, 4, 0, begin=0, end=100)  # asked for the card, took nothing of it
+    estimate = estimate_of(asked.trace())
+    assert estimate.peak.reserved_bytes == 70 * MIB
+    assert estimate.together == Together(
+        num_processes=2, device_bytes=(50 + 18 + 160 + 70 + 160) * MIB, reserved_bytes=120 * MIB
+    )
+    assert (estimate.verdict, estimate.device_bytes) == ("fits", 458 * MIB)
+    assert estimate.other_processes_bytes == (50 + 18 + 160) * MIB
+    assert any(c.startswith("2 processes used the GPU at the same time; peaks") for c in estimate.caveats)
+
+
+def test_processes_one_after_the_other_are_not_added(tmp_path: Path) -> None:
+    for pid in range(1, 5):
+        folder = gpu_process(tmp_path, pid, 11 << 30, begin=100 * pid, end=100 * pid + 99)
+    estimate = estimate_of(folder.trace())
+    assert (estimate.verdict, estimate.together, estimate.other_processes_bytes) == ("fits", None, 0)
+    assert any(c.startswith("4 processes used a GPU, but no two") for c in estimate.caveats)
+
+
+def test_processes_that_do_not_fit_together_are_out_of_memory(tmp_path: Path) -> None:
+    gpu_process(tmp_path, 1, 6 << 30, begin=0, end=100)
+    folder = gpu_process(tmp_path, 2, 6 << 30, begin=10, end=20)
+    estimate = estimate_of(folder.trace())
+    assert estimate.oom is not None
+    assert (estimate.verdict, estimate.oom.is_together, estimate.complete) == ("oom", True, True)
+    assert "2 processes used the GPU at the same time. Together they need up to 12.31 GiB" in estimate.oom.message
+    result = folder.result()
+    need = find_need(Run(job=result.job, trace=from_capture(result))).estimate.need
+    assert need is not None
+    assert (need.device_bytes, need.reserved_bytes) == (estimate.device_bytes, 12 << 30)
+    assert gpus.find(need.smallest_gpus[0]).total_bytes > estimate.device_bytes
+
+
+def test_a_process_on_another_device_is_not_added(tmp_path: Path) -> None:
+    folder = gpu_process(tmp_path, 1, 70 * MIB, begin=0, end=100)
+    counters = [{**device(0, MIB, (512, MIB)), "device": 1}]
+    CaptureFolder(tmp_path, 2).torch().journal("end", 50, steps=0, phases=[], devices=counters)
+    assert estimate_of(folder.trace()).together is None
 
 
 def test_managed_memory_is_a_caveat_with_its_peak_and_in_no_number(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from foretell import disk, gpus
 from foretell import trace as traces
 from foretell.analysis.ending import ended_by, fatal_oom
+from foretell.analysis.processes import oom_together, together
 from foretell.analysis.verdict import estimate_of
 from foretell.errors import ForetellError, ScriptError, UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, Job, Steps, changes
@@ -122,8 +123,12 @@ def find_need(
     that, on a card of the same kind with much more memory, for a time that depends on what the first run took."""
     trace = first.trace
     oom = fatal_oom(trace)
-    if oom is None or trace.unsupported or trace.unimplemented:
+    if trace.unsupported or trace.unimplemented:
         return first
+    if oom is None:
+        if oom_together(trace, together(trace)) is None or ended_by(trace, None) is not None:
+            return first
+        return replace(first, trace=replace(trace, need=_need(first.estimate_so_far)))
     if ended_by(trace, oom) is not None:
         return replace(first, trace=replace(trace, need_unknown="the run was stopped"))
     say("out of memory; running again on a larger card to see how much it needs (Ctrl-C skips this)")
@@ -148,22 +153,20 @@ def _need_of(first: Run, on_progress: Callable[[Progress], None] | None) -> tupl
         return None, "the run on a larger card was interrupted"
     except ForetellError as error:
         return None, f"in a run on a larger card, {str(error).rstrip('.')}"
-    if estimate.oom is not None:
+    if estimate.oom is not None and not estimate.oom.is_together:
         return None, f"it also runs out of {format_bytes(large.total_bytes)}"
-    peak = estimate.peak
-    fitting = smallest_that_fit(
-        gpus.all_gpus(),
-        peak,
-        context_bytes=job.empty_process_bytes if job.is_context_given else None,
-        used_by_others_bytes=job.used_by_others_bytes,
-    )
-    need = Need(
-        device_bytes=peak.device_bytes,
-        reserved_bytes=peak.reserved_bytes,
-        request_bytes=peak.request_bytes,
+    return _need(estimate), None
+
+
+def _need(estimate: Estimate) -> Need:
+    fitting = smallest_that_fit(gpus.all_gpus(), estimate)
+    together = estimate.together
+    return Need(
+        device_bytes=estimate.device_bytes,
+        reserved_bytes=together.reserved_bytes if together else estimate.peak.reserved_bytes,
+        request_bytes=estimate.peak.request_bytes + estimate.other_processes_bytes,
         smallest_gpus=tuple(gpu.name for gpu in fitting[:_MAX_CARDS]),
     )
-    return need, None
 
 
 @contextlib.contextmanager

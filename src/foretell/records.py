@@ -145,6 +145,18 @@ class OutOfMemory:
     """PyTorch's own message."""
     where: str | None
     """`file:line` in the user's code."""
+    is_together: bool = False
+    """No process ran out of memory by itself, but all of them need more than the card has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Several processes that used the GPU at the same time, each with its own CUDA context."""
+
+    num_processes: int
+    device_bytes: int
+    """At most: the sum of their peaks, which need not coincide."""
+    reserved_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,6 +457,8 @@ class Estimate:
     """In the order they ran. Empty also if the history is incomplete."""
     advice: tuple[Advice, ...] | None = None
     """None: not requested."""
+    together: Together | None = None
+    """If several processes used the GPU at the same time; `peak` is that of the largest. The verdict is about all."""
     need: Need | None = None
     """What the job needs, if it ran out of memory and that was found out."""
     need_unknown: str | None = None
@@ -459,6 +473,16 @@ class Estimate:
         return self.ended_by is None
 
     @property
+    def device_bytes(self) -> int:
+        """What the job needs of the card, all of its processes together."""
+        return self.peak.device_bytes + self.other_processes_bytes
+
+    @property
+    def other_processes_bytes(self) -> int:
+        """Of the job's processes besides the largest."""
+        return max(0, self.together.device_bytes - self.peak.device_bytes) if self.together else 0
+
+    @property
     def peak_place(self) -> str | None:
         """Where reserved memory first reached its peak: `step 1`, `evaluation after step 3`; None if not known."""
         first = first_at(self.peak.reserved_bytes, self.steps, self.outside_steps)
@@ -469,7 +493,7 @@ class Estimate:
         peak, free = self.peak, self.gpu.total_bytes - self.used_by_others_bytes
         verdict = "fits" if self.verdict == "fits" else "runs out of memory"
         sizes = (peak.device_bytes, peak.device_low_bytes, peak.device_high_bytes, peak.request_bytes)
-        needs, low, high, request = map(format_bytes, sizes)
+        needs, low, high, request = (format_bytes(size + self.other_processes_bytes) for size in sizes)
         if self.ended_by is not None:
             verdict += " so far"
         return (
@@ -480,7 +504,7 @@ class Estimate:
         )
 
     def __repr__(self) -> str:
-        needs = format_bytes(self.peak.device_bytes)
+        needs = format_bytes(self.device_bytes)
         return f"<Estimate: {self.verdict} on {self.gpu.name}, {needs} of {format_bytes(self.gpu.total_bytes)}>"
 
     def _repr_html_(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foretell.analysis.ending import crashed_after_its_end, signal_name
 from foretell.protocol.native_log import ENTRIES
-from foretell.records import OutOfMemory, PeakMemory
+from foretell.records import OutOfMemory, PeakMemory, Together
 from foretell.rules.capacity import Capacity
 from foretell.trace import Trace
 from foretell.units import format_bytes
@@ -18,11 +18,14 @@ class Known:
     trace: Trace
     peak: PeakMemory
     oom: OutOfMemory | None
-    """The OOM that ended the job."""
+    """The OOM that decides the verdict."""
+    together: Together | None
 
 
-def caveats_of(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple[str, ...]:
-    known = Known(trace, peak, oom)
+def caveats_of(
+    trace: Trace, peak: PeakMemory, oom: OutOfMemory | None, together: Together | None
+) -> tuple[str, ...]:
+    known = Known(trace, peak, oom, together)
     return (*trace.caveats, *(caveat for reason in REASONS for caveat in reason(known)))
 
 
@@ -31,8 +34,11 @@ def caveats_of(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None) -> tuple
 
 def several_processes(known: Known) -> Iterator[str]:
     number = known.trace.num_gpu_processes
-    if number > 1:
-        yield f"{number} processes used the GPU; this is the largest of them, not their sum"
+    if known.together is not None:
+        count = known.together.num_processes
+        yield f"{count} processes used the GPU at the same time; peaks and attribution are those of the largest"
+    elif number > 1:
+        yield f"{number} processes used a GPU, but no two of them the same one at the same time; this is the largest"
 
 
 def several_devices(known: Known) -> Iterator[str]:
@@ -84,7 +90,8 @@ def close_to_the_limit(known: Known) -> Iterator[str]:
         library_bytes=peak.library_bytes,
         used_by_others_bytes=trace.used_by_others_bytes,
     )
-    spare = capacity.spare_bytes(peak.device_high_bytes)
+    others = max(0, known.together.device_bytes - peak.device_bytes) if known.together else 0
+    spare = capacity.spare_bytes(peak.device_high_bytes + others)
     if known.oom is None and spare < 0:
         yield f"close to the limit: the upper end of the interval is {format_bytes(-spare)} above it"
 

@@ -10,6 +10,7 @@ from foretell.analysis.ending import ended_by, fatal_oom, refuse, require_a_numb
 from foretell.analysis.history import History, follow
 from foretell.analysis.leaks import find_leaks
 from foretell.analysis.lifetimes import attribute
+from foretell.analysis.processes import oom_together, together
 from foretell.analysis.steps import most_waiting_bytes, step_peaks
 from foretell.records import Attribution, Estimate, Leak, OutsidePeak, PeakMemory, StepPeak, first_at
 from foretell.rules import overhead
@@ -28,6 +29,8 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
     end = ended_by(trace, oom)
     if oom is None:
         require_a_number(trace, end)
+    at_once = together(trace)
+    oom = oom or oom_together(trace, at_once)
     counters = _counters(trace)
     history = _followed(trace, counters.device)
     steps, outside_steps, step_caveats = _steps(trace, counters.device, history)
@@ -67,7 +70,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         steps=steps,
         oom=oom,
         phases_seen=tuple(phase for phase in trace.phases_seen if phase != "other"),
-        caveats=(*caveats_of(trace, peak, oom), *step_caveats, *attribution_caveats),
+        caveats=(*caveats_of(trace, peak, oom, at_once), *step_caveats, *attribution_caveats),
         redirected_writes=trace.redirected_writes,
         not_sent=trace.not_sent,
         isolation=trace.isolation,
@@ -80,6 +83,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         attribution=attribution,
         leaks=_leaks(trace, attribution) if attribution is not None else (),
         outside_steps=outside_steps,
+        together=at_once,
         need=trace.need if oom else None,
         need_unknown=trace.need_unknown if oom else None,
         ended_by=end,

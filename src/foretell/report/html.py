@@ -75,6 +75,8 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         ],
         "oom": asdict(estimate.oom) if estimate.oom else None,
         "ended_early": estimate.ended_early,
+        "device_bytes": estimate.device_bytes,
+        "together": asdict(estimate.together) if estimate.together else None,
         "need": asdict(estimate.need) if estimate.need else None,
         "need_unknown": estimate.need_unknown,
         "ended_by": asdict(estimate.ended_by) if estimate.ended_by else None,
@@ -90,7 +92,7 @@ def _capacity(estimate: Estimate) -> dict[str, int]:
     capacity = capacity_of(estimate)
     return {
         "available_bytes": capacity.available_bytes,
-        "spare_bytes": capacity.spare_bytes(estimate.peak.device_bytes),
+        "spare_bytes": capacity.spare_bytes(estimate.device_bytes),
         "reservable_bytes": capacity.reservable_bytes,
     }
 

@@ -53,8 +53,9 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "capacity": {
             "available_bytes": capacity.available_bytes,
             "reservable_bytes": capacity.reservable_bytes,
-            "spare_bytes": capacity.spare_bytes(peak.device_bytes),
+            "spare_bytes": capacity.spare_bytes(estimate.device_bytes),
         },
+        "together": asdict(estimate.together) if estimate.together else None,
         "peak_step": estimate.peak_step,
         "peak_place": estimate.peak_place,
         "steps": [asdict(step) for step in estimate.steps],

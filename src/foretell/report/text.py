@@ -48,27 +48,26 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
     capacity = capacity_of(estimate)
     lines: list[RenderableType] = []
     if estimate.oom is None:
-        is_sure = capacity.spare_bytes(peak.device_high_bytes) >= 0
-        spare = format_bytes(capacity.spare_bytes(peak.device_bytes))
+        is_sure = capacity.spare_bytes(peak.device_high_bytes + estimate.other_processes_bytes) >= 0
+        spare = format_bytes(capacity.spare_bytes(estimate.device_bytes))
         verdict = (" FITS ", "bold white on green")
         if estimate.ended_by:
             verdict = (" FITS SO FAR ", "bold black on yellow")
         text = Text.assemble(
             verdict,
-            "  needs at least " if estimate.ended_by else "  needs ",
-            (format_bytes(peak.device_bytes), "bold"),
+            f"  needs {'at least ' if estimate.ended_by else 'at most ' if estimate.together else ''}",
+            (format_bytes(estimate.device_bytes), "bold"),
             f" of {format_bytes(capacity.available_bytes)}, ",
             (f"{spare} to spare", "bold green" if is_sure else "bold yellow"),
         )
         lines += [text, Text(), _bar(estimate, width - 6)]
     else:
         oom = estimate.oom
-        text = Text.assemble(
-            (" OUT OF MEMORY ", "bold white on red"),
-            "  in step ",
-            (str(oom.step), "bold"),
-            f", {_phase_words(oom.phase)}",
-        )
+        text = Text.assemble((" OUT OF MEMORY ", "bold white on red"), "  ")
+        if oom.is_together:
+            text.append("the processes of the job do not fit together")
+        else:
+            text.append("in step ").append(str(oom.step), style="bold").append(f", {_phase_words(oom.phase)}")
         if oom.where:
             text.append(", at ").append(relative_place(oom.where), style="bold")
         lines += [text, *_need(estimate)]
@@ -112,8 +111,9 @@ def _bar(estimate: Estimate, width: int) -> Text:
         "libraries": peak.library_bytes,
         "context": peak.context_bytes,
     }
-    if estimate.used_by_others_bytes:
-        sizes["others"] = estimate.used_by_others_bytes
+    others = estimate.other_processes_bytes + estimate.used_by_others_bytes
+    if others:
+        sizes["others"] = others
     percent = f" {sum(sizes.values()) / total:4.0%}"
     cells = max(10, width - len(percent))
     bar, edge, drawn = Text(), 0, 0
@@ -148,12 +148,18 @@ def _memory(estimate: Estimate, width: int) -> RenderableType:
     row("context", "+ CUDA context", peak.context_bytes, guess)
     interval = f"{format_bytes(peak.device_low_bytes)} to {format_bytes(peak.device_high_bytes)}; as in nvidia-smi"
     row(None, "= device", peak.device_bytes, interval, "bold")
+    if estimate.together:
+        label = f"= {estimate.together.num_processes} processes"
+        note = "at most: the sum of their peaks, each with its own context"
+        row("others", label, estimate.device_bytes, note, "bold")
     if estimate.used_by_others_bytes:
         row("others", "  other processes", estimate.used_by_others_bytes, "from --used-by-others")
     if estimate.oom is None:
-        row(None, "  request", peak.request_bytes, "ask your scheduler for this: enough for 99 % of runs")
+        request = peak.request_bytes + estimate.other_processes_bytes
+        row(None, "  request", request, "ask your scheduler for this: enough for 99 % of runs")
         return Padding(table, (1, 2, 0, 2), expand=False)
-    return Padding(Group(Text("Memory in use when it ran out:"), table), (1, 2, 0, 2), expand=False)
+    title = "The largest process:" if estimate.oom.is_together else "Memory in use when it ran out:"
+    return Padding(Group(Text(title), table), (1, 2, 0, 2), expand=False)
 
 
 def _who(estimate: Estimate, width: int) -> RenderableType | None:

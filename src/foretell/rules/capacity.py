@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..records import Estimate, Gpu, LibraryBytes, PeakMemory, Verdict
+from ..records import Estimate, Gpu, LibraryBytes, Verdict
 from . import loaded_libraries
 
 
@@ -51,18 +51,17 @@ def capacity_for(
     )
 
 
-def smallest_that_fit(
-    gpus: Iterable[Gpu], peak: PeakMemory, *, context_bytes: int | None, used_by_others_bytes: int
-) -> list[Gpu]:
-    """The cards on which a job with this peak fits, smallest first; with their own contexts if none is given."""
+def smallest_that_fit(gpus: Iterable[Gpu], estimate: Estimate) -> list[Gpu]:
+    """The cards on which the job fits, smallest first; each with its own context, unless one was given."""
+    peak = estimate.peak
     return [
         gpu
         for gpu in sorted(gpus, key=lambda each: each.total_bytes)
         if Capacity(
             total_bytes=gpu.total_bytes,
-            context_bytes=gpu.context_bytes if context_bytes is None else context_bytes,
+            context_bytes=peak.context_bytes if estimate.is_context_given else gpu.context_bytes,
             library_bytes=peak.library_bytes,
-            used_by_others_bytes=used_by_others_bytes,
+            used_by_others_bytes=estimate.used_by_others_bytes + estimate.other_processes_bytes,
         ).verdict_of(peak.reserved_bytes)
         == "fits"
     ]

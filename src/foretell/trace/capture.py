@@ -28,6 +28,7 @@ from foretell.trace.records import (
     Convolutions,
     Counted,
     DriverEvents,
+    GpuProcess,
     KernelLaunches,
     LibraryCalls,
     MatrixProducts,
@@ -37,6 +38,7 @@ from foretell.trace.records import (
     SparseResults,
     Trace,
     Unsupported,
+    named,
 )
 from foretell.units import format_bytes
 
@@ -76,7 +78,25 @@ def _read(result: CaptureResult) -> Trace:
         others += whole_lines(read_journal(writes))
     # A process that only queries the card (a compile worker) uses none of its memory.
     num_gpu_processes = sum(_peak_reserved(journals.get(p, []), native[p].driver) > 0 for p in on_gpu)
-    return _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, num_gpu_processes)
+    trace = _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, num_gpu_processes)
+    if num_gpu_processes < 2:
+        return trace
+    found = (_gpu_process(p, journals.get(p, []), native[p], trace.busiest_device) for p in on_gpu)
+    return replace(trace, gpu_processes=tuple(each for each in found if each.peak_bytes))
+
+
+def _gpu_process(pid: int, lines: list[dict[str, Any]], native: _Native, device: int) -> GpuProcess:
+    counted = (d.peak_reserved_bytes for line in lines for d in devices_of(line) if d.device == device)
+    in_use = (used for used, d in zip(native.driver.in_use, native.driver.device, strict=True) if d == device)
+    begins = (int(line["time_us"]) for line in lines if line["kind"] in ("cuda", "step", "end"))
+    times = [*begins, *native.driver.time_us, *native.kernels.time_us[-1:]]
+    return GpuProcess(
+        pid=pid,
+        begin_us=min(times, default=0),
+        end_us=max((*times, *(int(line["time_us"]) for line in lines)), default=0),
+        peak_bytes=max(max(counted, default=0), max(in_use, default=0)),
+        functions=tuple(sorted(native.library_functions())),
+    )
 
 
 def _pid_of(path: Path) -> int:
@@ -101,6 +121,10 @@ class _Native:
     num_unknown_reads: int = 0
     workspaces: tuple[tuple[int, int, int, int], ...] = ()
     """Workspaces passed to a library: time_us, address, bytes, device."""
+
+    def library_functions(self) -> set[str]:
+        tables = (self.library, self.convolutions, self.products, self.collectives, self.recurrent, self.sparse)
+        return named(self.names, tables)
 
 
 def _read_native(directory: Path, pid: int) -> _Native:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
@@ -272,6 +272,20 @@ class ScriptException:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """What one of several processes took of the card."""
+
+    pid: int
+    begin_us: int
+    end_us: int
+    """From its first use of the GPU to its last sign of life."""
+    peak_bytes: int
+    """Its peak on the device of the trace, without context and libraries."""
+    functions: tuple[str, ...]
+    """The functions of NVIDIA's libraries that it called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
     """Something that happened `count` times."""
 
@@ -334,6 +348,8 @@ class Trace:
     pid: int | None
     """The process that held the most; None if there was no Python process."""
     num_gpu_processes: int
+    gpu_processes: tuple[GpuProcess, ...] = ()
+    """If there are several: those that used the busiest device, this one among them."""
     allocator: AllocatorSettings
     phases_seen: tuple[Phase, ...]
     steps: tuple[StepMark, ...]
@@ -434,10 +450,18 @@ class Trace:
     def library_functions(self) -> set[str]:
         """The functions of NVIDIA's libraries that were called."""
         tables = (self.library, self.convolutions, self.products, self.collectives, self.recurrent, self.sparse)
-        numbers = {number for table in tables for number in set(table.name)}
-        return {self.names[number] for number in numbers if number < len(self.names)}
+        return named(self.names, tables)
 
     @property
     def has_ruled_workspaces(self) -> bool:
         """Whether the workspace of a convolution follows foretell's rule, because there was no cuDNN to ask."""
         return WORKSPACE_SOURCES.index("rule") in self.convolutions.workspace_source
+
+
+_LibraryTable = LibraryCalls | Convolutions | MatrixProducts | Collectives | RecurrentNets | SparseResults
+
+
+def named(names: Sequence[str], tables: Iterable[_LibraryTable]) -> set[str]:
+    """The functions that these tables refer to."""
+    numbers = {number for table in tables for number in set(table.name)}
+    return {names[number] for number in numbers if number < len(names)}

@@ -26,8 +26,16 @@ export interface Estimate {
   /** How many were run, and where the peak was. */
   steps: string;
   peaks: StepPeak[];
-  oom: { step: number; phase: string; requested_bytes: number; message: string; where: string | null } | null;
+  oom: {
+    step: number; phase: string; requested_bytes: number; message: string; where: string | null;
+    /** No process ran out of memory by itself, but all of them need more than the card has. */
+    is_together: boolean;
+  } | null;
   ended_early: string[];
+  /** All processes together. */
+  device_bytes: number;
+  /** Several processes that used the GPU at the same time; the peaks are those of the largest. */
+  together: { num_processes: number; device_bytes: number; reserved_bytes: number } | null;
   /** What a job that ran out of memory needs; null: it fits, or that is not known. */
   need: { device_bytes: number; reserved_bytes: number; request_bytes: number; smallest_gpus: string[] } | null;
   need_unknown: string | null;

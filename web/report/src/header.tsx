@@ -5,8 +5,11 @@ import { switchTheme, theme } from "./theme";
 
 export function Header({ document }: { document: Document }) {
   const { estimate, capacity } = document;
-  const { gpu, peak, oom, need, ended_by } = estimate;
-  const needs = ended_by ? "needs at least" : "needs";
+  const { gpu, peak, oom, need, ended_by, together } = estimate;
+  const needs = ended_by ? "needs at least" : together ? "needs at most" : "needs";
+  const ranOut = oom?.is_together
+    ? "the processes of the job do not fit together"
+    : oom && `runs out of memory in step ${oom.step}, ${words(oom.phase)}`;
   const engine = estimate.engine === "cpu" ? "the CPU engine" : "the virtual GPU";
   return (
     <header>
@@ -16,8 +19,8 @@ export function Header({ document }: { document: Document }) {
           {gpu.device_name}{" "}
           <span class="soft">
             {oom
-              ? `runs out of memory in step ${oom.step}, ${words(oom.phase)}`
-              : `${needs} ${bytes(peak.device_bytes)} of ${bytes(capacity.available_bytes)}, ` +
+              ? ranOut
+              : `${needs} ${bytes(estimate.device_bytes)} of ${bytes(capacity.available_bytes)}, ` +
                 `${bytes(capacity.spare_bytes)} to spare`}
           </span>
         </h1>
@@ -30,13 +33,15 @@ export function Header({ document }: { document: Document }) {
       </div>
       {oom && (
         <div class="ran-out">
-          <p>
-            Tried to allocate {bytes(oom.requested_bytes)}
-            {oom.where && <> at <code title={oom.where}>{shortPath(oom.where)}</code></>}.
-          </p>
+          {!oom.is_together && (
+            <p>
+              Tried to allocate {bytes(oom.requested_bytes)}
+              {oom.where && <> at <code title={oom.where}>{shortPath(oom.where)}</code></>}.
+            </p>
+          )}
           {need && (
             <p>
-              The job needs <strong>{bytes(need.device_bytes)}</strong>, as a run on a larger card showed.{" "}
+              The job needs <strong>{bytes(need.device_bytes)}</strong>.{" "}
               {need.smallest_gpus.length > 0
                 ? `Smallest cards that fit: ${need.smallest_gpus.join(", ")}.`
                 : "It fits on no known card."}
@@ -55,13 +60,22 @@ export function Header({ document }: { document: Document }) {
           name="Device memory" value={peak.device_bytes}
           note={`${bytes(peak.device_low_bytes)} to ${bytes(peak.device_high_bytes)} in 95\u00a0% of runs`}
         />
+        {together && (
+          <Figure
+            name={`All ${together.num_processes} processes`} value={estimate.device_bytes}
+            note="at most: the sum of their peaks"
+          />
+        )}
         {oom ? (
           <Figure
             name="Limit for PyTorch" value={capacity.reservable_bytes}
             note="card minus context, libraries and other processes"
           />
         ) : (
-          <Figure name="Scheduler request" value={peak.request_bytes} note={"enough for 99\u00a0% of runs"} />
+          <Figure
+            name="Scheduler request" value={peak.request_bytes + estimate.device_bytes - peak.device_bytes}
+            note={"enough for 99\u00a0% of runs"}
+          />
         )}
       </dl>
       {estimate.caveats.length > 0 && (
@@ -116,13 +130,13 @@ function Figure({ name, value, note }: { name: string; value: number; note: stri
 
 /** The memory of the card from left to right: each part, then what is free. */
 function CardBar({ document }: { document: Document }) {
-  const { gpu, peak, used_by_others_bytes } = document.estimate;
+  const { gpu, peak, used_by_others_bytes, device_bytes } = document.estimate;
   const parts = [
     { name: "allocated", size: peak.allocated_bytes },
     { name: "cache", size: peak.reserved_bytes - peak.allocated_bytes },
     { name: "libraries", size: peak.library_bytes },
     { name: "context", size: peak.context_bytes },
-    { name: "others", size: used_by_others_bytes },
+    { name: "others", size: used_by_others_bytes + device_bytes - peak.device_bytes },
   ].filter((part) => part.size > 0);
   const used = parts.reduce((sum, part) => sum + part.size, 0);
   const whole = Math.max(gpu.total_bytes, used);
