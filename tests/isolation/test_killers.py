@@ -35,7 +35,7 @@ class Running:
 
     def __init__(self, folder: Path, *words: str) -> None:
         self._folder = folder
-        self._marker = f"marked-{folder.name}"
+        self._marker = str(folder)
         (folder / "tmp").mkdir()
         command = [sys.executable, "-m", "foretell", "run", "--quiet", "--gpu", "rtx-3060", *words]
         self.process = subprocess.Popen(
@@ -77,8 +77,10 @@ def _commands() -> Iterator[tuple[int, list[str]]]:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Running:
-    return Running(tmp_path)
+def running(tmp_path: Path) -> Iterator[Running]:
+    made = Running(tmp_path)
+    yield made
+    made.process.kill()  # after a test that failed
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT, signal.SIGUSR1, signal.SIGSEGV])
