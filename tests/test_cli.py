@@ -18,6 +18,7 @@ from foretell.advice.advise import Findings
 from foretell.cli import main
 from foretell.cli.main import Parser
 from foretell.cli.run import _progress, add_arguments, prepare
+from foretell.errors import UnsupportedError
 from foretell.runs import Progress, Watch
 from foretell.trace import from_capture, save
 
@@ -165,9 +166,9 @@ def test_being_terminated_ends_the_child_as_ctrl_c_does(monkeypatch: Any, capsys
     assert signal.getsignal(signal.SIGTERM) is previous
 
 
-@pytest.mark.parametrize("advice", [KeyboardInterrupt(), None])
-def test_an_estimate_that_was_shown_is_in_its_file_when_advice_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advice: KeyboardInterrupt | None
+@pytest.mark.parametrize(("advice", "code"), [(KeyboardInterrupt(), 130), (UnsupportedError("none"), 2), (None, 0)])
+def test_an_estimate_that_was_shown_is_in_its_file_when_advice_is_interrupted_or_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advice: BaseException | None, code: int
 ) -> None:
     def advise(*_: Any, **__: Any) -> Any:
         if advice is not None:
@@ -180,7 +181,7 @@ def test_an_estimate_that_was_shown_is_in_its_file_when_advice_is_interrupted(
     monkeypatch.setattr("foretell.advice.advise", advise)
     (tmp_path / "train.py").write_text("")
     words = ["run", "--gpu", "rtx-3060", "--advise", "--json", str(tmp_path / "e.json"), str(tmp_path / "train.py")]
-    assert main(words) == (130 if advice else 0)
+    assert main(words) == code
     document = json.loads((tmp_path / "e.json").read_text())
     assert (document["complete"], document["advice"]) == (True, None if advice else [])
 

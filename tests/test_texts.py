@@ -297,7 +297,7 @@ def test_what_ends_a_run_before_its_time(golden: Any, tmp_path: Path) -> None:
     trace, failed = folder.trace(), raised(folder).trace(exit_status=1)
     traces = {
         "an exception": failed,
-        "an exception after a loop that foretell ended": replace(failed, is_loop_cut=True),
+        "an exception after a loop that foretell ended": replace(failed, is_cut_short=True),
         "an exit code": replace(trace, exit_status=3),
         "SIGKILL": replace(trace, exit_status=-9, is_ended=False),
         "a timeout": replace(trace, is_timed_out=True),

@@ -126,6 +126,14 @@ def test_after_training_only_an_evaluation_may_run_out_and_go_on_without_a_step(
     assert estimate_of(folder.history(("alloc", SEGMENT + 8192, 512, 12)).trace()).verdict == verdict
 
 
+def test_a_backward_pass_after_an_oom_is_training_that_goes_on(tmp_path: Path) -> None:
+    folder = oom(CaptureFolder(tmp_path).torch().journal("phase", phase="backward", step=0), 5)
+    folder.end(0, 2 * MIB, (512, 2 * MIB))
+    assert estimate_of(folder.trace()).verdict == "oom"
+    assert estimate_of(folder.journal("phase", phase="backward", step=0).trace()).verdict == "fits"
+    assert estimate_of(oom(folder, 9).trace()).verdict == "oom"
+
+
 def test_a_script_that_never_gets_through_its_first_step_is_out_of_memory(tmp_path: Path) -> None:
     folder = oom(CaptureFolder(tmp_path).torch().journal("phase", phase="backward", step=0), 5)
     folder.history(("alloc", SEGMENT, 512, 6)).end(0, 2 * MIB, (512, 2 * MIB))
@@ -162,13 +170,12 @@ def test_the_estimate_of_a_failed_script_is_in_the_exception(tmp_path: Path) -> 
     assert failure.value.estimate == run.estimate_so_far
 
 
-@pytest.mark.parametrize(("how", "kind", "code"), [("loader", "early_end", 0), ("trainer", "early_end", 0),
-                                                   ("lightning", "early_end", 0), ("exit", "script", 1)])  # fmt: skip
-def test_a_failure_after_a_loop_that_was_cut_short_may_be_ours(tmp_path: Path, how: str, kind: str, code: int) -> None:
+@pytest.mark.parametrize("how", ["loader", "trainer", "lightning", "exit"])
+def test_a_failure_after_foretell_has_ended_the_training_may_be_ours(tmp_path: Path, how: str) -> None:
     folder = training_run(tmp_path).journal("ended_early", 10, how=how, step=2, what="a loop")
     estimate = estimate_of(raised(folder).trace(exit_status=1))
     assert estimate.ended_by is not None
-    assert (estimate.ended_by.kind, exit_code(estimate)) == (kind, code)
+    assert (estimate.ended_by.kind, exit_code(estimate)) == ("early_end", 0)
     assert "ValueError: bad" in estimate.ended_by.message
 
 

@@ -202,7 +202,7 @@ def estimate(
 
     Running out of memory is a verdict (`.verdict == "oom"`); the job is then run again on a larger card, unless `need`
     is False, to find out what it needs (`.need`). Once a training step was seen, a script that is stopped at
-    `timeout`, or fails after a loop that foretell had ended early, gives an incomplete estimate (`.complete`,
+    `timeout`, or fails after foretell had ended its training early, gives an incomplete estimate (`.complete`,
     `.ended_by`). A script that itself fails raises `ScriptError`, whose `.estimate` is what was known by then, or None;
     a job that cannot be estimated raises `UnsupportedError`. Ctrl-C raises `Interrupted`, with the run so far.
     """

@@ -104,7 +104,8 @@ class _AdviceBuilder:
         self._card = card
         """The job's GPU, or one with more memory: savings are measured where the job fits."""
         self._reserved_bytes = reserved_bytes
-        self._capacity = replace(capacity_of(base), total_bytes=gpu.total_bytes)
+        others = base.used_by_others_bytes + base.other_processes_bytes
+        self._capacity = replace(capacity_of(base), total_bytes=gpu.total_bytes, used_by_others_bytes=others)
 
     def advice(self, alternative: Alternative) -> Advice:
         """Raises if the change cannot be run or had no effect."""

@@ -72,9 +72,10 @@ def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:
     if trace.exception is not None and trace.exception.network is not None:
         wanted = f"the script wanted {trace.exception.network}, but has no network here; --online allows downloads"
         return EndedBy(kind="script", message=f"{wanted}. It {_failure(trace)}")
-    if not trace.is_loop_cut:
+    if not trace.is_cut_short:
         return EndedBy(kind="script", message=f"the script itself {_failure(trace)}")
-    return EndedBy(kind="early_end", message=f"after foretell had ended a loop early, the script {_failure(trace)}")
+    message = f"after foretell had ended the training early, the script {_failure(trace)}"
+    return EndedBy(kind="early_end", message=message)
 
 
 def _killer(number: int) -> str:
@@ -155,11 +156,11 @@ def _went_on(trace: Trace, oom: OomMark) -> bool:
     """Whether the work that ran out of memory succeeded later, as far as the GPU can tell.
 
     A script that trains (accelerate's find_executable_batch_size, Lightning's batch size scaler) must have made another
-    step. One that gives up, and a benchmark whose last configuration did not fit, have not. Only an evaluation may be
-    followed by less: by any use of the GPU, such as smaller batches, and a good end. The same holds for everything in a
-    script that never trains.
+    step, or a backward pass if it has no optimizer. One that gives up, and a benchmark whose last configuration did not
+    fit, have not. Only an evaluation may be followed by less: by any use of the GPU, such as smaller batches, and a
+    good end. The same holds for everything in a script that never trains.
     """
-    if trace.steps and trace.steps[-1].time_us > oom.time_us:
+    if trace.has_trained_since_oom or (trace.steps and trace.steps[-1].time_us > oom.time_us):
         return True
     trains = bool(trace.steps) or "backward" in trace.phases_seen
     if (trains and oom.oom.phase != "evaluation") or not has_ended_well(trace):

@@ -139,13 +139,12 @@ def execute(options: argparse.Namespace) -> int:
         say(f"no --gpu given; assuming {job.gpu.name}")
     with api.scratch() as folder:
         note = _quietly if options.quiet else say
-        on_progress = None if options.quiet else _progress()
         try:
-            run = api.run(job, directory=folder, on_progress=on_progress)
+            run = api.run(job, directory=folder, on_progress=None if options.quiet else _progress())
         except api.Interrupted as interrupted:
             run = interrupted.run
         if not options.no_need:
-            run = api.find_need(run, say=note, on_progress=on_progress)
+            run = api.find_need(run, say=note, on_progress=None if options.quiet else _progress())
         if options.trace:
             write_trace(run.trace, options.trace)
         if options.keep_writes:
@@ -155,7 +154,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.advise and estimate.complete:
         try:
             estimate = _advise(job, estimate, is_json=is_json, note=note)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ForetellError):
             write_files(options, run.trace, estimate)
             raise
     if options.explain:

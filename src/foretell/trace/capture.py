@@ -270,6 +270,7 @@ def _assemble(
         final=told.final,
         is_ended=told.is_ended,
         ooms=tuple(told.ooms),
+        has_trained_since_oom="backward" in told.phases_since_oom,
         exception=told.exception,
         unknown_reads=tuple(
             Counted(what=what, where=where, count=count) for (what, where), count in told.unknown_reads.most_common()
@@ -284,7 +285,7 @@ def _assemble(
         redirected_writes=tuple(told.redirected_writes),
         not_sent=tuple(told.not_sent),
         ended_early=tuple(told.ended_early),
-        is_loop_cut=told.is_loop_cut,
+        is_cut_short=told.is_cut_short,
         endless_loop=told.endless_loop,
         caveats=(*told.caveats, *changes),
         names=own.names,

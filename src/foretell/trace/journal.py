@@ -45,6 +45,7 @@ class Told:
     final: tuple[DeviceMemory, ...] = ()
     is_ended: bool = False
     ooms: list[OomMark] = field(default_factory=list)
+    phases_since_oom: set[str] = field(default_factory=set)
     exception: ScriptException | None = None
     unknown_reads: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     unimplemented: dict[str, MissingFunction] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Told:
     redirected_writes: dict[str, None] = field(default_factory=dict)
     not_sent: dict[str, None] = field(default_factory=dict)
     ended_early: dict[str, None] = field(default_factory=dict)
-    is_loop_cut: bool = False
+    is_cut_short: bool = False
     endless_loop: str | None = None
     caveats: dict[str, None] = field(default_factory=dict)
     keepers: list[Keeper] = field(default_factory=list)
@@ -136,6 +137,7 @@ def _allocator(told: Told, line: Line) -> None:
 
 def _phase(told: Told, line: Line) -> None:
     told.phases.add(str(line.get("phase")))
+    told.phases_since_oom.add(str(line.get("phase")))
 
 
 def _step(told: Told, line: Line) -> None:
@@ -160,6 +162,7 @@ def _oom(told: Told, line: Line) -> None:
         message=str(line.get("message") or "CUDA out of memory."),
         where=_optional(line.get("where")),
     )
+    told.phases_since_oom.clear()
     told.ooms.append(OomMark(time_us=int(line["time_us"]), oom=oom))
 
 
@@ -196,7 +199,7 @@ def _not_sent(told: Told, line: Line) -> None:
 
 
 def _ended_early(told: Told, line: Line) -> None:
-    told.is_loop_cut |= line.get("how") != "exit"
+    told.is_cut_short = True
     if line.get("how") == "unknown_value":
         told.endless_loop = str(line.get("what"))
         return

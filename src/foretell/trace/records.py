@@ -358,6 +358,8 @@ class Trace:
     is_ended: bool
     """The process wrote its last line, so it was not killed."""
     ooms: tuple[OomMark, ...]
+    has_trained_since_oom: bool = False
+    """A backward pass began after the last OOM."""
     exception: ScriptException | None
     unknown_reads: tuple[Counted, ...]
     unimplemented: tuple[MissingFunction, ...]
@@ -365,8 +367,8 @@ class Trace:
     redirected_writes: tuple[str, ...]
     not_sent: tuple[str, ...]
     ended_early: tuple[str, ...]
-    is_loop_cut: bool = False
-    """Code ran on after a loop that foretell ended early: it may see less than it counted on."""
+    is_cut_short: bool = False
+    """foretell ended a loop early, or the script itself: code that ran after that may have met less than it needs."""
     endless_loop: str | None = None
     """The loop in which the run was ended, because it waits for a value that is not known."""
     caveats: tuple[str, ...]
