@@ -41,6 +41,16 @@ from foretell.jobs import CaptureOptions, Job
 options = CaptureOptions(steps="all", **{sys.argv[1]: sys.argv[2] == "with"})
 assert api.run(Job(command=tuple(sys.argv[3:]), gpu=gpus.find("a100-40gb"), options=options)).estimate
 """
+# A program in a capture folder of its own.
+IN_ISOLATION = """
+import sys
+from foretell import api, gpus
+from foretell.jobs import CaptureOptions, Job
+from foretell.runs import launch
+with api.scratch() as folder:
+    options = CaptureOptions(isolation=sys.argv[1])
+    launch(Job(command=tuple(sys.argv[2:]), gpu=gpus.find("a100-40gb"), options=options), folder)
+"""
 # The stack without CUDA has a torchvision made for it, which then does not import.
 COMPLETES_TORCHVISION = """
 import torch
@@ -96,6 +106,8 @@ def main() -> int:
     if has_cuda:
         console.print("resnet50: with cudnn.benchmark compared with without ...", style="dim")
         rows.append(cost_of_cudnn_benchmark(options.repeat))
+    console.print("a program in namespaces of its own compared with one without ...", style="dim")
+    rows.append(cost_of_isolation(options.repeat))
     console.print("llama-7b ...", style="dim")
     rows += seven_billion() if has_cuda else []
     console.print("the CPU engine ...", style="dim")
@@ -178,6 +190,18 @@ def cost_of_cudnn_benchmark(repeat: int) -> Row:
     ratio = min(with_it) / min(without)
     measured = f"{ratio:.2f}x ({min(with_it):.1f} s / {min(without):.1f} s of CPU)"
     return Row("resnet50: the whole command with cudnn.benchmark / without", measured, "<= 1.2x", ratio <= 1.2)
+
+
+def cost_of_isolation(repeat: int) -> Row:
+    """Of a program that does nothing, so that nothing else is measured."""
+    taken: dict[str, list[Finished]] = {"kernel": [], "none": []}
+    for _ in range(3 * repeat):
+        for mode, runs in taken.items():
+            runs.append(finish([sys.executable, "-c", IN_ISOLATION, mode, sys.executable, "-c", ""]))
+    more = min(run.seconds for run in taken["kernel"]) - min(run.seconds for run in taken["none"])
+    busy = min(run.cpu_seconds for run in taken["kernel"]) - min(run.cpu_seconds for run in taken["none"])
+    measured = f"{more:.2f} s ({busy:.2f} s of CPU time)"
+    return Row("isolation by the kernel, more than without", measured, "at most 0.2 s", more <= 0.2)
 
 
 def seven_billion() -> list[Row]:

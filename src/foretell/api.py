@@ -18,7 +18,7 @@ from foretell.analysis.processes import oom_together, together
 from foretell.analysis.verdict import estimate_of
 from foretell.errors import ForetellError, ScriptError, UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, Job, Steps, changes
-from foretell.records import Engine, Estimate, Gpu, Need
+from foretell.records import Engine, Estimate, Gpu, IsolationMode, Need
 from foretell.rules.capacity import smallest_that_fit
 from foretell.runs import Progress, Warm, launch, pickled
 from foretell.runs.calls import name_of
@@ -192,6 +192,7 @@ def estimate(
     trace: str | Path | None = None,
     keep_init: bool = False,
     online: bool = False,
+    isolation: IsolationMode | Literal["auto"] = "auto",
     need: bool = True,
 ) -> Estimate:
     """Estimate the memory a job needs on a GPU, without that GPU.
@@ -223,7 +224,12 @@ def estimate(
             context_bytes=parse_bytes(context) if isinstance(context, str) else context,
             used_by_others_bytes=parse_bytes(used_by_others) if isinstance(used_by_others, str) else used_by_others,
             options=CaptureOptions(
-                steps=steps, engine=engine, skip_init=not keep_init, offline=not online, timeout_seconds=timeout
+                steps=steps,
+                engine=engine,
+                skip_init=not keep_init,
+                offline=not online,
+                isolation=isolation,
+                timeout_seconds=timeout,
             ),
         )
     )

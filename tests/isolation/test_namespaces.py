@@ -18,7 +18,7 @@ import pytest
 from foretell import gpus
 from foretell.errors import UnsupportedError
 from foretell.inside.start import namespaces
-from foretell.jobs import CaptureOptions, CaptureResult, Job
+from foretell.jobs import CaptureOptions, CaptureResult, Job, changes
 from foretell.runs import contained, launch
 from foretell.runs.environment import private_cache
 
@@ -192,6 +192,25 @@ def test_a_mount_below_the_working_folder_is_covered_too(folder: Path) -> None:
     assert answers(lines)["exit_status"] == 0, lines
     assert {f"write {inner}/file", f"delete {folder}/work/mine"} <= set(lines)
     assert (folder / "work" / "mine").exists()
+
+
+@pytest.mark.parametrize("is_online", [False, True])
+def test_only_caches_are_really_written_and_those_of_hubs_only_online(tmp_path: Path, is_online: bool) -> None:
+    names = ("hub", "cache/foretell/compiled", "cache/foretell/other", "work", "capture")
+    folders = [tmp_path / name for name in names]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    code = "import sys; [open(f'{folder}/new', 'w').write('x') for folder in sys.argv[1:]]"
+    variables = {"HF_HOME": str(folders[0]), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    job = Job(
+        command=(sys.executable, "-c", code, *map(str, folders)), gpu=gpus.find("rtx-3060"),
+        environment=changes(variables), options=CaptureOptions(offline=not is_online),
+    )  # fmt: skip
+    result = launch(job, folders[-1])
+    if result.isolation.mode != "kernel":
+        pytest.skip(f"no kernel isolation here: {result.isolation.reason}")
+    assert result.exit_status == 0
+    assert [(folder / "new").exists() for folder in folders] == [is_online, True, False, False, True]
 
 
 # --- a kernel that refuses --------------------------------------------------------------------------------------------

@@ -146,9 +146,11 @@ def _has_answer(store: Store, key: str) -> bool:
 
 
 def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "foretell" / "evaluations"
-    folder.mkdir(parents=True, exist_ok=True)
+    from foretell.runs.environment import private_cache
+
+    folder = private_cache("evaluations", os.environ)
+    if folder is None:
+        raise UsageError("there is no cache folder to keep the answers in (~/.cache). Name a file: --answers FILE.")
     return folder
 
 
