@@ -45,7 +45,10 @@ def test_a_compiled_step_needs_what_its_fused_kernels_need_cold_and_warm(
     assert warm.peak["allocated_bytes"] < eager.peak["allocated_bytes"], "fusion keeps fewer activations"
     graphs = [block for block in warm.peak["blocks"] if str(block["operator"]).startswith("compiled graph ")]
     assert graphs
-    assert all("compiled.py:" in block["where"] for block in graphs), "the line that called it"
+    assert all("compiled.py:" in block["where"] for block in graphs), "the line in the model"
+    modules = {block["module"] for block in graphs if block["category"] == "activation"}
+    assert {"Block.wide", "Block.norm"} <= modules <= {"Block", "Block.norm", "Block.wide", "Block.narrow"}
+    assert {block["module"] for block in graphs if block["phase"] == "backward"} <= modules | {"Block.narrow"}
     assert warm.peak["by_category"]["activation"] > 0
     assert warm.peak["by_category"]["parameter"] > 0
     assert warm.peak["allocated_bytes"] <= cold.peak["allocated_bytes"], "the first run also tries kernels out"

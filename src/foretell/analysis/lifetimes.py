@@ -94,7 +94,7 @@ class _Place:
     is_in_module: bool
     """A module's forward is on the stack: in a backward pass, that is a recomputation."""
     is_compiled: bool
-    """By torch.compile, which shows no modules and does not mark all of its forward passes."""
+    """By torch.compile; the forward passes of a compiled function are not all marked."""
 
 
 @dataclass(frozen=True, slots=True)

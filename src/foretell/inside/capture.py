@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -43,12 +42,13 @@ class Capture:
         step."""
         self.last_after_backward: Callable[[], None] = lambda: None
         """Called last after such a pass; may raise to end the run."""
-        self.compiled: list[weakref.ref[Any]] = []
-        """Models the script has compiled."""
         self.is_compiling = False
         """True once the script has called torch.compile."""
-        self.when_compiling: list[Callable[[], None]] = []
-        """Called at each such call."""
+        self.is_in_compile_call = False
+        self.on_root_call: list[Callable[[Any], None]] = []
+        """Called with a module that no other module calls, before its forward; where attribution is on."""
+        self.before_history: list[Callable[[dict[str, Any]], None]] = []
+        """Called with each window of the memory history before it is written."""
         self.after_step: list[Callable[[], None]] = []
         """Called after each counted step."""
         self.last_after_step: Callable[[], None] = lambda: None

@@ -204,7 +204,9 @@ class _BackwardOrigins:
         known = self._history.origins.at(origin)
         # A module's frame on the stack means that it is being recomputed.
         is_called = stack >= 0 and self._history.calls_a_module[stack]
-        if is_called or module is None:
+        # Compiled code knows the module inside the one that made the node.
+        is_deeper = module is not None and known.module is not None and known.module.startswith(f"{module}.")
+        if is_called or module is None or is_deeper:
             module = known.module
         return self._history.origins.number(replace(known, operator=name, module=module))
 

@@ -18,6 +18,7 @@ import os
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ...protocol.history import ACTIONS, COLUMNS, ORIGIN
@@ -133,6 +134,8 @@ class History:
         self._capture.patches.wrap(self._torch.cuda.memory, "_record_memory_history", yielding)
 
     def _write_window(self, content: dict[str, Any]) -> None:
+        for call in self._capture.before_history:
+            self._capture.guarded("compiled code", partial(call, content))
         path = os.path.join(self._capture.options.directory, f"history-{self._pid}-{self._num_windows}.marshal")
         self._num_windows += 1
         try:

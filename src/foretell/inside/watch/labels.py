@@ -46,6 +46,7 @@ class Labels:
                 self._of_model(name, module)
 
     def _of_model(self, model: str, module: Any) -> None:
+        module = getattr(module, "_orig_mod", module)  # the module itself, if it is compiled
         labels = []
         for name, parameter in module.named_parameters():
             full = self._names[id(parameter)] = f"{model}.{name}"

@@ -11,19 +11,23 @@ which do change bytes, are not used.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType, MethodType
 from typing import Any
 
 from ...protocol.marks import MODULE_FRAME
 from ..capture import Capture
+from .compiled import CompiledModules
 from .labels import Labels
 from .owners import Owners
 
 _SEEN = "foretell"
+_ORIGINAL = "_orig_mod"
+"""The attribute of a compiled module that is the module itself."""
 _VIEWS = {
     f"{name}Backward{number}"
     for name in ("T", "View", "UnsafeView", "Transpose", "Permute", "Unsqueeze", "Squeeze", "ReshapeAlias", "Alias")
@@ -33,10 +37,13 @@ _VIEWS = {
 
 
 class Inside(threading.local):
-    """Modules whose forward this thread is running, outermost first."""
+    """What this thread is running."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
+        """Modules whose forward it runs, outermost first."""
+        self.num_compiled = 0
+        """Calls of compiled functions."""
 
 
 class Modules:
@@ -57,9 +64,15 @@ class Modules:
         self._original = torch.nn.Module.__call__
         self._patch = self._capture.patches.wrap(torch.nn.Module, "__call__", lambda call: _NamedCall(self, call))
         self._capture.before_backward.append(lambda roots: self._find_nodes(roots, None))
-        self._capture.when_compiling.append(self._stop)
-        if self._capture.is_compiling:
-            self._stop()
+        CompiledModules(self._capture, self._path_of).install(torch)
+        self._capture.imports.when_imported("torch.fx._symbolic_trace", self._outlive_tracers)
+        self._capture.imports.when_imported("torch._dynamo.eval_frame", self._note_compiled_calls)
+
+    def is_named(self) -> bool:
+        """Whether a call that begins now is named. torch.compile must not trace the names, nor meet them in a graph
+        that it has broken up: it would compile other graphs then."""
+        capture = self._capture
+        return not capture.is_compiling or not (capture.is_in_compile_call or self._inside.num_compiled)
 
     def call_of(self, module: Any) -> Callable[..., Any]:
         """The function named after the module's path."""
@@ -72,11 +85,11 @@ class Modules:
     def _name_all(self, root: Any) -> None:
         """Name an unnamed module that is called, and its children: the root of a model, or a part added since."""
         inside = self._inside.paths
-        kind = type(root).__name__
+        kind = type(getattr(root, _ORIGINAL, root)).__name__
         name = f"{inside[-1]}.{kind}" if inside else self._root_name(kind)
         for path, module in root.named_modules():
-            full = f"{name}.{path}" if path else name
-            self._calls[id(module)] = weakref.ref(module), self._named(full)
+            parts = [name, *(part for part in path.split(".") if part not in ("", _ORIGINAL))]
+            self._calls[id(module)] = weakref.ref(module), self._named(".".join(parts))
         if not inside:
             self._labels.model(name, root)
 
@@ -89,8 +102,11 @@ class Modules:
         known = {"path": path, "original": self._original, "begin": self._begin, "end": self._end, "made": self._made}
         return FunctionType(code, known, path)
 
-    def _begin(self, path: str, args: Any) -> None:
+    def _begin(self, module: Any, path: str, args: Any) -> None:
         paths = self._inside.paths
+        if not paths:
+            for call in self._capture.on_root_call:
+                self._capture.guarded("phases", partial(call, module))
         self._made(args, paths[-1] if paths else None)  # nodes the caller made for the arguments
         paths.append(path)
 
@@ -118,13 +134,52 @@ class Modules:
     def _before_node(self, name: str, path: str | None, grads: Any) -> None:
         self._owners.mark_node(name, path)
 
-    def _stop(self) -> None:
-        """Stop, since torch.compile would trace into the calls. Compiled models still get their parameters labelled."""
-        self._patch.undo()
-        while self._capture.compiled:
-            model = self._capture.compiled.pop()()
-            if model is not None:
-                self._labels.model(self._root_name(type(model).__name__), model)
+    def _note_compiled_calls(self, eval_frame: Any) -> None:
+        def noting(original: Any) -> Any:
+            @wraps(original)
+            def compile_function(context: Any, function: Any) -> Any:
+                compiled = original(context, function)
+                if not inspect.isfunction(compiled):  # a module or a class: the functions it calls come here too
+                    return compiled
+
+                @wraps(compiled)
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    self._inside.num_compiled += 1
+                    try:
+                        return compiled(*args, **kwargs)
+                    finally:
+                        self._inside.num_compiled -= 1
+
+                return call
+
+            return compile_function
+
+        self._capture.patches.wrap(eval_frame._TorchDynamoContext, "__call__", noting)
+        # What runs between two graphs is compiled too, unless it is excepted.
+        for function in (_NamedCall.__get__, Modules.is_named):
+            eval_frame.skip_code(function.__code__)
+
+    def _outlive_tracers(self, module: Any) -> None:
+        """torch.fx replaces the call while it traces, and then restores what it has read: the original."""
+
+        def redoing(original: Any) -> Any:
+            @wraps(original)
+            def leave(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    if vars(self._torch.nn.Module)["__call__"] is self._original:
+                        self._patch.redo()
+
+            return leave
+
+        for name in ("__exit__", "revert_all_patches"):
+            self._capture.patches.wrap(module._Patcher, name, redoing)
+
+    def _path_of(self, number: int) -> str | None:
+        """By the id of a module."""
+        known = self._calls.get(number)
+        return None if known is None or known[0]() is None else known[1].__name__
 
 
 def module_of(node: Any) -> str | None:
@@ -143,11 +198,11 @@ class _NamedCall:
     def __get__(self, module: Any, kind: Any = None) -> Any:
         if module is None:
             return self._original
-        return MethodType(self._modules.call_of(module), module)
+        return MethodType(self._modules.call_of(module) if self._modules.is_named() else self._original, module)
 
 
 def _call(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-    begin(path, args)  # type: ignore[name-defined]  # noqa: F821
+    begin(self, path, args)  # type: ignore[name-defined]  # noqa: F821
     try:
         result = original(self, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
     finally:

@@ -12,14 +12,14 @@ The hook does not change the bytes: it returns None and keeps nothing; `Module._
 the same frame for the same time on both of its paths. (A TorchDispatchMode and full backward hooks do change bytes.)
 
 `torch.compile` checks global hooks while it traces, so once the script has called it there is no hook any more, and the
-next batch of a DataLoader distinguishes forward (gradients on) from evaluation (off) instead.
+named calls of modules (modules.py) tell when a root is called. For a compiled function, which calls none, the next
+batch of a DataLoader distinguishes forward (gradients on) from evaluation (off).
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-import weakref
 from functools import partial, wraps
 from types import FrameType
 from typing import Any
@@ -34,6 +34,8 @@ class Phases:
         self._torch: Any = None
         self._hook: Any = None
         self._cuda_is_up = False
+        self._has_seen_root = False
+        """A call of a compiled model, or of one that contains compiled parts, was seen."""
         self.num_evaluation_forwards = 0
         """Passes of a model on the GPU with gradients disabled."""
         self.num_backwards = 0
@@ -41,6 +43,7 @@ class Phases:
     def install(self, torch: Any) -> None:
         self._torch = torch
         self._call_impl = torch.nn.Module._call_impl.__code__
+        self._is_tracing = torch._guards.TracingContext.try_get
         patches = self._capture.patches
         patches.wrap(torch.autograd, "backward", self._as_backward)
         patches.wrap(torch.autograd, "grad", self._as_backward)
@@ -48,6 +51,7 @@ class Phases:
         patches.wrap(torch.nn.Module, "compile", self._noting_compilation)
         patches.added("a hook before the next forward", self._stop_looking)
         self._capture.after_step.append(self.look_for_forward)
+        self._capture.on_root_call.append(self._before_root)
 
     def cuda_starts(self) -> None:
         self._cuda_is_up = True
@@ -58,19 +62,26 @@ class Phases:
         if self._torch is None or not self._cuda_is_up:
             return
         if self._capture.is_compiling:
-            if self._capture.phase in ("other", "evaluation"):
+            if self._capture.phase in ("other", "evaluation") and not self._has_seen_root:
                 self._mark_forward()
         elif self._hook is None:
             self._hook = self._torch.nn.modules.module.register_module_forward_pre_hook(self._before_module)
 
     def _before_module(self, module: Any, args: Any) -> None:
+        if self._is_pass(module):
+            self._mark_forward(is_root=not self._is_within_another(sys._getframe(1)))
+            if self._capture.phase == "forward":
+                self._stop_looking()
+
+    def _before_root(self, module: Any) -> None:
+        if self._capture.is_compiling and self._cuda_is_up and self._is_pass(module):
+            self._has_seen_root = True
+            self._mark_forward()
+
+    def _is_pass(self, module: Any) -> bool:
         if self._capture.phase == "backward" or not _is_on_gpu(module):
-            return
-        if self._capture.is_in_optimizer_step and not self._torch.is_grad_enabled():
-            return
-        self._mark_forward(is_root=not self._is_within_another(sys._getframe(1)))
-        if self._capture.phase == "forward":
-            self._stop_looking()
+            return False
+        return not self._capture.is_in_optimizer_step or self._torch.is_grad_enabled()
 
     def _mark_forward(self, *, is_root: bool = True) -> None:
         if self._torch.is_grad_enabled():
@@ -98,6 +109,8 @@ class Phases:
     def _as_backward(self, original: Any) -> Any:
         @wraps(original)
         def marked(*args: Any, **kwargs: Any) -> Any:
+            if self._is_tracing() is not None:  # by torch.compile: nothing runs
+                return original(*args, **kwargs)
             before = self._capture.phase
             is_own = before != "backward" and not self._capture.is_in_optimizer_step
             self._stop_looking()
@@ -129,11 +142,11 @@ class Phases:
             if not is_library_function(compiled):
                 self._capture.is_compiling = True
                 self._stop_looking()
-                if isinstance(compiled, self._torch.nn.Module):
-                    self._capture.compiled.append(weakref.ref(compiled))
-                for call in self._capture.when_compiling:
-                    call()
-            return original(*args, **kwargs)
+            was_in_call, self._capture.is_in_compile_call = self._capture.is_in_compile_call, True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._capture.is_in_compile_call = was_in_call
 
         return noted
 
