@@ -59,7 +59,9 @@ int copy_memory(void *to, const void *from, size_t bytes, int kind, const char *
     if (bytes == 0) return SUCCESS;
     if (!to || !from || kind < HOST_TO_HOST || kind > COPY_DEFAULT) return ERROR_INVALID_VALUE;
     bool to_device = device_of(to) >= 0 && !is_managed(to), from_device = device_of(from) >= 0 && !is_managed(from);
-    if ((kind == HOST_TO_DEVICE && !to_device) || (kind == DEVICE_TO_HOST && !from_device)) {
+    bool is_within_host = !to_device && !from_device && !is_pinned(to) && !is_pinned(from);
+    if ((kind == HOST_TO_DEVICE && !to_device) || (kind == DEVICE_TO_HOST && !from_device) ||
+        (kind == DEVICE_TO_DEVICE && is_within_host)) {
         if (!is_managed(to) && !is_managed(from)) return ERROR_INVALID_VALUE;
     }
     if (to_device && from_device) copy_within_device((uintptr_t)to, (uintptr_t)from, bytes);

@@ -82,6 +82,7 @@ int address_map(uintptr_t address, size_t bytes, uint64_t handle) {
 }
 
 int address_unmap(uintptr_t address, size_t bytes) {
+    if (!bytes || address + bytes < address) return ERROR_INVALID_VALUE;
     lock();
     for (uintptr_t at = address; at < address + bytes;) {
         Range *range = find_range(&mapped, at);
