@@ -441,7 +441,8 @@ class Estimate:
     redirected_writes: tuple[str, ...]
     not_sent: tuple[str, ...]
     seconds: dict[str, float] = field(default_factory=dict)
-    """`total`; of it `script`, with `import_torch` inside, and `analysis` after the script. The rest is starting it."""
+    """`total`; of it `script`, with `import_torch` inside, and `analysis` after it. The rest: its process starts and
+    ends."""
     command: tuple[str, ...] = ()
     ended_early: tuple[str, ...] = ()
     """How and where the run was stopped early; empty if it ran to completion."""

@@ -92,7 +92,7 @@ class History:
             if self._repetitions.is_in_pass:
                 self._repetitions.begins(self._counters(), is_pass=False)
             if phase == "backward":
-                self._flush_when_large()
+                self._capture.guarded("the memory history", self._flush_when_large)
 
     def _flush_when_large(self, now: Counters | None = None) -> None:
         # At least two entries per allocation; reading the allocator's counters is cheap, taking a snapshot is not.
