@@ -68,8 +68,11 @@ class Phases:
             self._hook = self._torch.nn.modules.module.register_module_forward_pre_hook(self._before_module)
 
     def _before_module(self, module: Any, args: Any) -> None:
+        is_root = not self._is_within_another(sys._getframe(1))
+        if not is_root and self._capture.phase == "evaluation" and not self._torch.is_grad_enabled():
+            return  # most calls in an evaluation
         if self._is_pass(module):
-            self._mark_forward(is_root=not self._is_within_another(sys._getframe(1)))
+            self._mark_forward(is_root=is_root)
             if self._capture.phase == "forward":
                 self._stop_looking()
 
