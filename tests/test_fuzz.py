@@ -12,6 +12,7 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -255,7 +256,9 @@ def test_every_mutation_of_a_file_is_read_or_refused(name: str, tmp_path: Path) 
         pytest.skip("FORETELL_FUZZ_SEED is of another kind")
     seeds = [int(only_seed)] if ONLY else list(range(BUDGET // len(KINDS)))
     failures = in_a_worker(lambda: fuzz(name, seeds, tmp_path))
-    assert not failures, f"{len(failures)} of {len(seeds)}:\n\n" + "\n\n".join(failures[:20])
+    # One example of each place in the code.
+    by_place = {(re.findall(r'File "(.*), in ', failure) or [failure])[-1]: failure for failure in failures}
+    assert not failures, f"{len(failures)} of {len(seeds)}:\n\n" + "\n\n".join(by_place.values())
 
 
 def fuzz(name: str, seeds: list[int], folder: Path) -> Iterator[str]:

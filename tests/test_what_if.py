@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from capture_folder import SEGMENT, training_run
 from conftest import ZOO
+from foretell import gpus
 from foretell.analysis.verdict import estimate_of
 from foretell.analysis.what_if import what_if as run_what_if
+from foretell.errors import UnsupportedError
 from foretell.records import Attribution, Block
 from foretell.trace import load, save
 from warm_runs import WarmRuns
@@ -136,6 +139,12 @@ def test_a_trace_that_does_not_come_to_its_own_peaks_is_refused(trace: Path, tmp
     done = what_if(tmp_path / "other.trace", "--gpu", "rtx-4060")
     assert done.returncode == 2
     assert "cannot be replayed" in done.stderr
+
+
+def test_an_incomplete_history_is_refused(tmp_path: Path) -> None:
+    folder = training_run(tmp_path).history(("free_completed", SEGMENT + 512, 512, 11))
+    with pytest.raises(UnsupportedError, match="history is incomplete: free completed at 0x700000000200"):
+        run_what_if(folder.trace(), gpu=gpus.find("rtx-4060"))
 
 
 def test_cuda_graphs_are_told_rather_than_guessed(tmp_path: Path, warm_runs: WarmRuns) -> None:

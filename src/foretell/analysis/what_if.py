@@ -75,7 +75,13 @@ def what_if(
         functions=trace.library_functions(),
         used_by_others_bytes=used_by_others_bytes,
     )
-    played = [_Playing(trace, device, capacity, settings) for device in sorted(set(trace.memory.device))]
+    try:
+        played = [_Playing(trace, device, capacity, settings) for device in sorted(set(trace.memory.device))]
+    except ReplayError as error:
+        raise UnsupportedError(
+            f"this trace cannot be replayed, because its history is incomplete: {error}. Run the script on that GPU "
+            "instead."
+        ) from None
     changed = _Changed(trace, played)
     return WhatIf(
         trace=replace(

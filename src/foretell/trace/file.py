@@ -11,6 +11,7 @@ import sys
 import zipfile
 from array import array
 from dataclasses import Field, asdict, dataclass, fields
+from operator import gt
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -142,7 +143,7 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
 
 
 def _check_numbers(trace: Trace) -> None:
-    """Every index must refer to an existing entry."""
+    """Every index must refer to an existing entry, and events be in their order."""
     frames = array("q", (number for stack in trace.stacks for number in stack))
     columns: tuple[tuple[str, array[int], int], ...] = (
         ("actions", trace.memory.action, len(ACTIONS)),
@@ -162,6 +163,10 @@ def _check_numbers(trace: Trace) -> None:
     )
     if any(caller >= number for number, caller in enumerate(trace.origins.caller)):
         raise ValueError("an origin that comes before its caller")
+    num_events = len(trace.memory.action)
+    for what, events in (("labels", trace.labels.event), ("spans", trace.spans.event)):
+        if any(map(gt, events, events[1:])) or (events and not 0 <= events[0] <= events[-1] <= num_events):
+            raise ValueError(f"{what} that are not in the order of events")
     for what, numbers, count in columns:
         if numbers and not (min(numbers) >= -1 and max(numbers) < count):
             raise ValueError(f"{what}: index {max(numbers)} of {count}")
@@ -184,7 +189,7 @@ def _load_table(archive: zipfile.ZipFile, name: str, kind: type[_Table], shape: 
 
 def _check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
     """Before anything is unpacked: two megabytes can unpack to gigabytes, and JSON needs twenty times its size."""
-    for names, free_bytes, ratio in ((set(archive.namelist()), 256 * MIB, 200), ({"trace.json"}, 32 * MIB, 25)):
+    for names, free_bytes, ratio in ((set(archive.namelist()), 128 * MIB, 60), ({"trace.json"}, 32 * MIB, 25)):
         most_bytes = free_bytes + path.stat().st_size * ratio
         if sum(member.file_size for member in archive.infolist() if member.filename in names) > most_bytes:
             raise TraceError(f"{path} would unpack to more than {most_bytes >> 20} MiB, far too much for its size.")
