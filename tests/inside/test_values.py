@@ -126,6 +126,87 @@ def test_a_float_falls_with_each_step_so_that_early_stopping_does_not_set_in(cap
     assert said(capture(script, "cuda", steps="all")) == ["SAY 5 True"]
 
 
+def test_warnings_point_to_the_line_of_the_script(capture: Run) -> None:
+    script = """
+        import warnings, torch
+        import torch.nn.functional as F
+        x = torch.rand(4, 4, 4, device="cuda")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            x.T                                                     # by C++
+            F.mse_loss(x, x[0])                                     # by Python, two frames up
+            F.softmax(x)                                            # by Python, three frames up
+        for each in caught:
+            print(each.filename.rpartition("/")[2], each.lineno)
+        """
+    on_gpu, plain = capture(script).check(), capture(script.replace('"cuda"', '"cpu"'), hooks=False).check()
+    assert on_gpu.said == plain.said
+    assert on_gpu.said == ["train.py 7", "train.py 8", "train.py 9"]
+
+
+WRAPPER = """
+    import torch
+    from torch.utils._pytree import tree_map
+
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(
+                cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=inner.requires_grad
+            )
+        def __init__(self, inner):
+            self.inner = inner
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            unwrapped = tree_map(lambda each: each.inner if isinstance(each, Wrapper) else each, (args, kwargs or {}))
+            out = func(*unwrapped[0], **unwrapped[1])
+            return tree_map(lambda each: Wrapper(each) if isinstance(each, torch.Tensor) else each, out)
+
+    wrapped = Wrapper(torch.arange(4, device="cuda"))
+    print(type((wrapped + 1).sum().item()).__name__, wrapped[wrapped > 1].shape[0], wrapped.cpu().inner.tolist())
+    inner = torch.zeros(4, 4, device="cuda")
+    Wrapper(inner).add_(1)
+    print(inner.sum().item())
+    weight = torch.nn.Parameter(Wrapper(torch.randn(4, 4, device="cuda")))
+    (weight * 2).sum().backward()
+    torch.optim.AdamW([weight]).step()
+    print(type(weight.grad).__name__)
+"""
+
+
+def test_a_subclass_without_memory_of_its_own_is_unknown(capture: Run) -> None:
+    assert capture(WRAPPER).check().said == ["int 2 [0, 1, 2, 3]", "1.0", "Wrapper"]
+
+
+def test_a_tensor_of_one_process_is_known_in_a_dtensor(capture: Run) -> None:
+    script = """
+        import torch, torch.distributed as dist
+        from torch.distributed.tensor import DTensor, Shard
+        from torch.distributed.device_mesh import DeviceMesh
+        import torch.distributed._functional_collectives as collectives
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        mesh = DeviceMesh("cuda", [0])
+        tensor = DTensor.from_local(torch.arange(8, device="cuda"), mesh, [Shard(0)], run_check=False)
+        print((tensor + 1).to_local().tolist(), bool((tensor > 6).any()), tensor.sum().item())
+        print(type(collectives.all_reduce(torch.ones(4, device="cuda"), "sum", mesh)).__name__)
+        dist.destroy_process_group()
+        """
+    said = capture(script, guards=False).check().said
+    assert said == ["[1, 2, 3, 4, 5, 6, 7, 8] True 28", "AsyncCollectiveTensor"]
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_ddp_compares_the_sizes_of_thousands_of_parameters(capture: Run, backend: str) -> None:
+    script = f"""
+        import torch, torch.distributed as dist
+        dist.init_process_group("{backend}", store=dist.HashStore(), rank=0, world_size=1)
+        layers = torch.nn.Sequential(*(torch.nn.Conv2d(2, 2, 1) for _ in range(1100))).cuda()
+        print(len(list(torch.nn.parallel.DistributedDataParallel(layers, device_ids=[0]).parameters())))
+        dist.destroy_process_group()
+        """
+    assert capture(script, guards=False).check().said == ["2200"]
+
+
 def test_an_unknown_value_is_a_stand_in_and_its_line_is_journaled(capture: Run) -> None:
     script = PROLOGUE + textwrap.dedent(
         """

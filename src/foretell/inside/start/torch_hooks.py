@@ -14,6 +14,7 @@ from ..stop.loaders import Loaders
 from ..stop.stopping import Stopping
 from ..stop.trainers import Trainers
 from ..values import hooks as values_hooks
+from ..values import warned_lines
 from ..watch import allocator, oom
 from ..watch.backward_steps import BackwardSteps
 from ..watch.history import History
@@ -52,6 +53,7 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
         ("weight initialization", options.skip_init, lambda: skip_init.install(capture, torch)),
         ("torch.distributed", options.guards, lambda: distributed.install(capture, torch)),
         ("values", options.values and not is_fake, lambda: values_hooks.install(capture, torch)),
+        ("the lines of warnings", options.values, lambda: warned_lines.install(capture)),
         ("unimplemented functions", not is_fake, lambda: Unimplemented(capture, torch).install()),
         ("the survey of alternatives", options.survey, lambda: Survey(capture, torch, peaks).install()),
         ("alternatives", bool(options.alternatives), lambda: alternatives.install(capture, torch)),

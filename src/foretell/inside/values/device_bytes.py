@@ -38,6 +38,8 @@ class DeviceBytes:
             function.restype = None
         self._num_shared = library.foretell_num_shared
         self.real_copies = library.foretell_real_copies
+        self.all_copies_are_real = library.foretell_all_copies_are_real
+        self.all_copies_are_real.restype = None
         self.answer_reads = library.foretell_answer_reads
         self.answer_reads.argtypes = [ctypes.c_int64, ctypes.c_bool]
         self.answer_entries = library.foretell_answer_entries
@@ -208,9 +210,12 @@ def _is_small_with_gaps(tensor: Any) -> bool:
 
 
 def _extent(tensor: Any) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    if not start:
+        raise ValueError("a tensor without memory")
     if tensor.is_contiguous():
-        return tensor.data_ptr(), tensor.nbytes
+        return start, tensor.nbytes
     elements = 1
     for size, stride in zip(tensor.size(), tensor.stride(), strict=True):
         elements += (size - 1) * stride
-    return tensor.data_ptr(), elements * tensor.element_size()
+    return start, elements * tensor.element_size()

@@ -27,6 +27,11 @@ def install(capture: Capture, torch: Any) -> None:
     packages.install(capture, mode.unknown, mode.is_known)
     when_imported("torchvision.extension", mode.watch_torchvision)
     when_imported("triton.runtime.jit", lambda jit: triton_kernels.watch(jit, patches, mode.forget_written))
+    if torch.distributed.is_available():
+        # DDP compares sizes, and exchanges the order of its buckets, by integer tensors that it copies in C++.
+        copying_integers = partial(_copying_integers, mode)
+        patches.wrap(torch.distributed, "_verify_params_across_processes", copying_integers)
+        patches.wrap(torch.distributed.Reducer, "_rebuild_buckets", copying_integers)
     when_imported(
         "torch._dynamo.eval_frame",
         lambda eval_frame: patches.wrap(
@@ -71,6 +76,17 @@ def _abandoning_what_is_resized(mode: Values, original: Any) -> Any:
         return original(self, *args, **kwargs)
 
     return resize_
+
+
+def _copying_integers(mode: Values, original: Any) -> Any:
+    """The virtual GPU copies more than 64 KiB only while it is told that the copies carry integers."""
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mode.all_copies_are_real():
+            return original(*args, **kwargs)
+
+    return call
 
 
 def _resting_in_compiled_code(mode: Values, original: Any) -> Any:

@@ -19,11 +19,21 @@ from types import MethodWrapperType
 from typing import Any
 
 from ..capture import Capture
-from . import operators, partly
+from . import operators, partly, warned_lines
 from .device_bytes import Answers, DeviceBytes
 from .operators import INTEGERS, torch
 from .sparse_operators import SparseOperators
-from .tensors import MAX_INTEGERS, Tensor, is_on_device, is_small, no_subclasses, storage_address, tensors_in
+from .tensors import (
+    MAX_INTEGERS,
+    Tensor,
+    has_memory,
+    is_on_device,
+    is_small,
+    no_subclasses,
+    storage_address,
+    tensors_in,
+    unwrap,
+)  # fmt: skip
 from .unknown import MAX_STAND_IN, UnknownReads
 
 _push_mode, _pop_mode = torch.overrides._push_mode, torch.overrides._pop_mode
@@ -67,6 +77,8 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             self._bytes.forget_whole(each for each in tensors_in(args if out is None else out) if each.is_cuda)
         elif isinstance(out, tuple | list) and kind is not torch.Size:
             self._settle(func, args, kwargs, out)
+        elif isinstance(out, Tensor):  # of a subclass
+            self._settle(func, args, kwargs, (out,))
         return out
 
     def forget_written(self, tensors: Iterable[Any]) -> None:
@@ -90,6 +102,15 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         self._bytes.abandon(storage.data_ptr(), storage.nbytes())
 
     @contextlib.contextmanager
+    def all_copies_are_real(self) -> Iterator[None]:
+        """Copies of any size are real, in all threads."""
+        self._bytes.all_copies_are_real(1)
+        try:
+            yield
+        finally:
+            self._bytes.all_copies_are_real(0)
+
+    @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
         """Take this mode, and only this one, off the stack."""
         others = [mode for mode in _take_modes() if mode is not self]
@@ -106,11 +127,11 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _settle(self, func: Any, args: Any, kwargs: Any, outs: Iterable[Any]) -> None:
         """Repeat the operator on the host if its device results are small and everything it read is known."""
-        results = [out for out in outs if is_on_device(out)]
+        results = [unwrap(out) for out in outs if is_on_device(out)]
         if not any(map(is_small, results)) or _is_tracing():
             return
         try:
-            with no_subclasses(), torch.no_grad():
+            with no_subclasses(), torch.no_grad(), warned_lines.silent():
                 is_known = self._repeat(func, args, kwargs, results)
         except Exception:  # cannot be repeated here (a functorch wrapper, no CPU kernel, another type under autocast)
             is_known = False
@@ -238,7 +259,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _to_host(self, value: Any, tensor_for: Callable[[Any], Any] | None = None) -> Any:
         if isinstance(value, Tensor):
-            return (tensor_for or self._alias)(value)
+            return (tensor_for or self._alias)(unwrap(value))
         if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")):
             return "cpu"
         if isinstance(value, torch.Generator):
@@ -249,9 +270,13 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _forget(self, tensors: Iterable[Any]) -> None:
         for each in tensors:
-            if is_on_device(each):
+            if not is_on_device(each := unwrap(each)):
+                continue
+            if has_memory(each):
                 with contextlib.suppress(Exception):  # no plain storage (sparse, functorch): it is never known
                     self._bytes.forget(each)
+            else:  # a wrapper: what it holds
+                self._forget(tensors_in(vars(each).values()))
 
     # ---- operators with special handling -----------------------------------------------------------------------------
 
@@ -282,6 +307,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The virtual GPU cannot see types, so while an integer tensor is copied, copies of any size are real."""
         source: Any = args[1] if func is Tensor.copy_ and len(args) > 1 else args[0] if args else None
+        source = unwrap(source)
         is_tensor = isinstance(source, Tensor)
         is_real = not is_tensor or (source.dtype in INTEGERS and source.numel() <= MAX_INTEGERS)
         if is_real:
@@ -374,7 +400,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     # ---- reads -----------------------------------------------------------------------------------------------------
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
-        source = args[0]
+        source = unwrap(args[0])
         if not is_on_device(source):
             return func(*args, **kwargs)
         if self.is_known(source):
@@ -384,7 +410,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             with no_subclasses(), torch.no_grad():  # a kernel gathered it before the copy
                 return func(self._bytes.alias(source.detach()), *args[1:], **kwargs)
         number = self.unknown.read(func, source)
-        if source.numel() > MAX_STAND_IN:
+        if source.numel() > MAX_STAND_IN or not has_memory(source):
             return func(*args, **kwargs)
         with no_subclasses(), torch.no_grad(), self._bytes.filled(source, number):
             return func(*args, **kwargs)
@@ -392,7 +418,7 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def is_known(self, tensor: Any) -> bool:
         try:
             with no_subclasses():
-                return self._bytes.is_known(tensor)
+                return self._bytes.is_known(unwrap(tensor))
         except Exception:
             return False
 
@@ -428,7 +454,8 @@ def what_decides_the_size(func: Any, args: Any) -> list[Any]:
     """Tensors whose values set the result's size, the counted one first; empty if shapes alone decide."""
     if func is Tensor.__getitem__ or func is operators.SET_ITEM:
         indices = args[1] if type(args[1]) is tuple else (args[1],)
-        return [each for each in indices if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)]
+        found = [unwrap(each) for each in indices if isinstance(each, Tensor)]
+        return [each for each in found if each.dtype in (torch.bool, torch.uint8)]
     tensors = list(tensors_in(args))
     if func in operators.SELECT_BY_MASK:
         return tensors[1:]

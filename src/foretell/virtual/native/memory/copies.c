@@ -7,7 +7,13 @@
 static __thread bool copies_are_real;
 EXPORT void foretell_real_copies(int on) { copies_are_real = on != 0; }
 
-static bool is_real(size_t bytes) { return bytes <= SMALL_COPY || copies_are_real; }
+/* Gloo copies in threads of its own. */
+static bool all_copies_are_real;
+EXPORT void foretell_all_copies_are_real(int on) { __atomic_store_n(&all_copies_are_real, on != 0, __ATOMIC_RELAXED); }
+
+static bool is_real(size_t bytes) {
+    return bytes <= SMALL_COPY || copies_are_real || __atomic_load_n(&all_copies_are_real, __ATOMIC_RELAXED);
+}
 
 /* The stand-in for what is not known is zero, in whole pages without touching them (a 7B model copied back for a
  * checkpoint must not fill the RAM). Fresh anonymous pages read as zero; other kinds of memory keep their old, valid
