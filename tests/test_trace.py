@@ -56,6 +56,12 @@ def test_windows_of_the_history_are_joined_with_their_own_stacks_each_of_them_on
     ]  # fmt: skip
 
 
+def test_a_process_on_the_gpu_without_a_journal_was_not_observed_and_is_named(tmp_path: Path) -> None:
+    CaptureFolder(tmp_path, pid=200).native(1, "cudaMalloc", SEGMENT, 2 * MIB, 0, 2 * MIB, time_us=1)
+    trace = training_run(tmp_path).trace()
+    assert ["1 of the processes on the GPU did not load foretell's hooks" in text for text in trace.caveats] == [True]
+
+
 def test_of_several_processes_the_one_that_held_the_most_is_taken(tmp_path: Path) -> None:
     CaptureFolder(tmp_path, pid=100).torch().end(0, 2 * MIB, (512, 2 * MIB))
     CaptureFolder(tmp_path, pid=200).torch().end(0, 8 * MIB, (512, 8 * MIB))

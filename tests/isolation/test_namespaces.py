@@ -176,12 +176,32 @@ def test_layers_are_in_memory_where_the_scratch_folder_is_on_an_overlay(folder: 
 
 def test_what_cannot_be_covered_is_read_only_and_named(folder: Path) -> None:
     """Here two overlays on top of each other, as deep as the kernel allows."""
+    old = folder / "work" / "old"
+    before = in_mounts(f"{overlay(old, folder / 'a')}; {overlay(old, folder / 'b')}")
+    command = "echo yours > mine && echo yours > old/inner || cat old/inner"
+    lines = contained_lines(*before, python=sys.executable, folder=folder, command=command)
+    found = answers(lines)
+    assert (found["read_only"], found["exit_status"]) == ([str(old)], 0), lines
+    assert "mine" in lines
+
+
+def test_a_working_folder_that_cannot_be_covered_is_not_isolated_by_the_kernel(folder: Path) -> None:
     work = folder / "work"
     before = in_mounts(f"{overlay(work, folder / 'a')}; {overlay(work, folder / 'b')}")
-    lines = contained_lines(*before, python=sys.executable, folder=folder, command="echo yours > mine || cat mine")
-    found = answers(lines)
-    assert (found["read_only"], found["exit_status"]) == ([str(work)], 0), lines
-    assert "mine" in lines
+    lines = contained_lines(*before, python=sys.executable, folder=folder, command="true")
+    assert lines[0] == f'answer {{"failed": "overlayfs cannot cover the file system of {work}"}}'
+
+
+def test_files_in_shared_memory_can_be_read_and_are_not_changed(folder: Path) -> None:
+    with tempfile.NamedTemporaryFile("w", dir="/dev/shm") as file:
+        file.write("a dataset\n")
+        file.flush()
+        command = f"cat {file.name}; echo yours > {file.name}; cat {file.name}; echo new > /dev/shm/test-namespaces"
+        lines = contained_lines(python=sys.executable, folder=folder, command=command)
+        assert answers(lines)["exit_status"] == 0
+        assert lines.index("a dataset") < lines.index("yours")
+        assert Path(file.name).read_text() == "a dataset\n"
+    assert not Path("/dev/shm/test-namespaces").exists()
 
 
 def test_a_mount_below_the_working_folder_is_covered_too(folder: Path) -> None:

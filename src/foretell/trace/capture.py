@@ -45,6 +45,12 @@ from foretell.units import format_bytes
 _Calls = TypeVar("_Calls", Convolutions, MatrixProducts, Collectives, RecurrentNets, SparseResults)
 
 
+_NOT_OBSERVED = (
+    "{} of the processes on the GPU did not load foretell's hooks (not Python, or Python with -I, -E, -S or another "
+    "environment): only its memory is known, not its steps or who holds it"
+)
+
+
 def from_capture(result: CaptureResult) -> Trace:
     """Read the capture folder; if several processes used the GPU, the one that held the most."""
     with _without_garbage_collection():
@@ -76,6 +82,8 @@ def _read(result: CaptureResult) -> Trace:
     others = [line for p, lines in journals.items() if p != pid for line in lines]
     if (writes := result.directory / WRITES).exists():
         others += whole_lines(read_journal(writes))
+    hidden = sum(p not in journals and _peak_reserved([], native[p].driver) > 0 for p in on_gpu)
+    others += [{"kind": "caveat", "time_us": 0, "text": _NOT_OBSERVED.format(hidden)}] if hidden else []
     # A process that only queries the card (a compile worker) uses none of its memory.
     num_gpu_processes = sum(_peak_reserved(journals.get(p, []), native[p].driver) > 0 for p in on_gpu)
     trace = _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, num_gpu_processes)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, update_wrapper
 from typing import Any
 
 from ..capture import Capture
@@ -17,8 +18,11 @@ from ..capture import Capture
 
 def install(capture: Capture) -> None:
     patches = capture.patches
+    accessor = getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)  # of Python 3.10
     for name in ("rename", "replace"):
-        patches.wrap(os, name, _renaming_folders)
+        patch = patches.wrap(os, name, _renaming_folders)
+        if accessor is not None:
+            patches.replace(accessor, name, patch.replacement)
 
     def on_torch(torch: Any) -> None:
         from .checkpoints import load_lazily, save_with_holes
@@ -41,17 +45,20 @@ def _path_of(file: Any) -> str | None:
 
 
 def _renaming_folders(original: Callable[..., None]) -> Callable[..., None]:
-    @wraps(original)
-    def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-        try:
-            original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-        except OSError as error:
-            is_ours = error.errno == errno.EXDEV and src_dir_fd is None and dst_dir_fd is None
-            if not is_ours or not os.path.isdir(src) or os.path.islink(src):
-                raise
-            _move(src, dst, original)
+    # A partial, which unlike a function can be a class attribute: pathlib of Python 3.10 keeps it as one.
+    return update_wrapper(partial(_rename, original), original)
 
-    return rename
+
+def _rename(
+    original: Callable[..., None], src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+) -> None:
+    try:
+        original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    except OSError as error:
+        is_ours = error.errno == errno.EXDEV and src_dir_fd is None and dst_dir_fd is None
+        if not is_ours or not os.path.isdir(src) or os.path.islink(src):
+            raise
+        _move(src, dst, original)
 
 
 def _move(src: Any, dst: Any, original: Callable[..., None]) -> None:

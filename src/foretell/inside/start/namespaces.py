@@ -443,6 +443,8 @@ class _Root:
             for mount in self._mounts:
                 if _is_visible(mount):
                     self._cover_mount(mount)
+        if any(_is_below(self._used[0], (path,)) for path in self.read_only):
+            raise CannotIsolate(f"overlayfs cannot cover the file system of {self._used[0]}")
         self._add_proc()
         if os.path.isdir("/sys"):
             _mount("/sys", f"{self._new}/sys", None, MS_BIND | MS_REC)
@@ -641,8 +643,19 @@ class _Root:
             os.symlink(f"/proc/self/fd/{number}", f"{dev}/{name}")
         os.mkdir(f"{dev}/shm")
         os.mkdir(f"{dev}/pts")
-        _mount("tmpfs", f"{dev}/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+        self._add_shared_memory(f"{dev}/shm")
         _mount("devpts", f"{dev}/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+
+
+    def _add_shared_memory(self, target: str) -> None:
+        """In memory, as it is; what others keep in it (a dataset) can be read."""
+        _mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+        with suppress(OSError):
+            if os.listdir("/dev/shm"):
+                place = os.path.join(self._layers, "shm")
+                os.mkdir(place)
+                _mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, "mode=700")
+                self._overlay("/dev/shm", target, f"{place}/layer", MS_NOSUID | MS_NODEV)
 
 
 def _is_below(path: str, folders: tuple[str, ...]) -> bool:
