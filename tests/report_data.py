@@ -187,7 +187,7 @@ def transformer(
         weights += [(f"{here}.{name}", "weight", count) for name, count in matrices.items()]
         weights += [(f"{here}.{name}", "weight", hidden) for name in ("input_layernorm", "post_attention_layernorm")]
     weights += [(f"{ROOT}.model.norm", "weight", hidden), (f"{ROOT}.lm_head", "weight", vocabulary * hidden)]
-    full_name = {module: f"{module.removeprefix(ROOT + '.')}.{name}" for module, name, _ in weights}
+    full_name = {module: f"{module}.{name}" for module, name, _ in weights}
 
     for module, _, count in weights:
         run.make(2 * count, "parameter", module=module, name=full_name[module], operator="aten::to", line=31)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from foretell.analysis.verdict import estimate_of
 from foretell.records import Estimate, OutOfMemory, OutsidePeak, StepPeak
 from foretell.report import json as json_report
 from foretell.report import text
-from foretell.report.dotted import Dotted
+from foretell.report.dotted import Dotted, shared_prefix, shortened
 from foretell.units import GIB, MIB
 from report_data import LEAKS, transformer
 
@@ -116,7 +117,40 @@ def test_a_long_name_goes_on_after_a_space_or_a_dot(name: str, width: int, lines
     assert ["".join(segment.text for segment in line).rstrip() for line in found] == lines
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        ("Net.layers.*.linear", 19, "Net.layers.*.linear"),
+        ("Net.layers.*.mlp.linear", 22, "Net.….*.mlp.linear"),
+        ("Net.layers.*.mlp.linear", 14, "Net.….linear"),
+        ("Net.layers.*.linear", 9, "Ne…linear"),
+        ("no_dot_in_it", 8, "n…_in_it"),
+    ],
+)
+def test_a_long_name_is_shortened_in_the_middle(name: str, width: int, shown: str) -> None:
+    assert shortened(name, width) == shown
+    assert len(shown) <= width
+
+
+def test_what_names_share_ends_at_a_dot_and_one_name_shares_nothing() -> None:
+    assert shared_prefix(["Net.layers.*.up", "Net.layers.*.down", "Net.layers"]) == "Net.layers"
+    assert shared_prefix(["Net.layer1", "Net.layer2"]) == "Net"
+    assert shared_prefix(["Net.layer", "Net.layer"]) == ""
+    assert shared_prefix(["Net.layer", "Other.layer"]) == ""
+
+
+def test_names_use_a_wide_terminal_and_give_way_in_a_narrow_one(fits: Estimate) -> None:
+    estimate = replace(fits, attribution=transformer(num_layers=3, num_steps=2))
+    wide, middle, narrow = (shown(estimate, width) for width in (140, 100, 80))
+    assert "LlamaForCausalLM.model.layers.*.mlp.gate_proj" in wide
+    assert "modeling_llama.py:520 (transformers)" in wide
+    assert "model.layers.*.mlp.gate_proj  train.py:64" in middle
+    assert "modules of LlamaForCausalLM\n" in re.sub(" +\n", "\n", middle)
+    assert "modeling_llama.py:520*" in narrow
+    assert "modules of LlamaForCausalLM; * in a library" in narrow
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_who_holds_the_memory_keeps_to_the_width(fits: Estimate, width: int) -> None:
     output = shown(replace(fits, attribution=transformer(num_layers=3, num_steps=2)), width)
     assert max(map(len, output.splitlines())) <= width

@@ -1,12 +1,36 @@
-"""Dotted names in a terminal column: a long name wraps after a dot or a space, never within a word."""
+"""Dotted names in a terminal column: without what they share, shortened in the middle, or wrapped after a dot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
+
+
+def shared_prefix(names: Sequence[str]) -> str:
+    """The beginning, up to a dot, that all of several names share."""
+    if len(set(names)) < 2:
+        return ""
+    paths = [name.split(".") for name in names]
+    shared = 0
+    while all(len(path) > shared and path[shared] == paths[0][shared] for path in paths):
+        shared += 1
+    return ".".join(paths[0][:shared])
+
+
+def shortened(name: str, width: int) -> str:
+    """The name in one line of this width: parts in the middle give way to an ellipsis, then letters."""
+    if len(name) <= width:
+        return name
+    first, *rest = name.split(".")
+    for number in range(1, len(rest)):
+        shorter = ".".join([first, "…", *rest[number:]])
+        if len(shorter) <= width:
+            return shorter
+    head = max(0, width - 1) // 4  # the end tells more
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
 
 
 class Dotted:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -10,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretell.records import Attribution, Category, Estimate, Gpu
-from foretell.report.dotted import Dotted
+from foretell.report.dotted import shared_prefix, shortened
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
 from foretell.report.isolation import isolation_rows
 from foretell.report.places import relative_place, short_place
@@ -19,6 +22,7 @@ from foretell.rules.capacity import capacity_of
 from foretell.units import GIB, format_bytes
 
 _MAX_WIDTH = 100
+"""Of everything but the holders, whose names may need more."""
 _NARROW = 76
 """Narrower than this, columns are stacked instead of placed side by side."""
 _NO_NOTES = 56
@@ -36,11 +40,15 @@ _PARTS = {"allocated": "green", "cache": "cyan", "libraries": "magenta", "contex
 
 def render(estimate: Estimate, console: Console) -> None:
     width = min(console.width, _MAX_WIDTH)
+    whole = console.width
     parts = [
-        _headline(estimate, width), _memory(estimate, width), _who(estimate, width), _leaks(estimate), _steps(estimate),
-        _run(estimate), _caveats(estimate),
+        (_headline(estimate, width), width), (_memory(estimate, width), width), (_composition(estimate, width), width),
+        (_holders(estimate, whole), whole), (_over_time(estimate, width), width), (_leaks(estimate), width),
+        (_steps(estimate), width), (_run(estimate), width), (_caveats(estimate), width),
     ]  # fmt: skip
-    console.print(Group(*(part for part in parts if part is not None)), width=width)
+    for part, part_width in parts:
+        if part is not None:
+            console.print(part, width=part_width)
 
 
 def _headline(estimate: Estimate, width: int) -> RenderableType:
@@ -162,13 +170,12 @@ def _memory(estimate: Estimate, width: int) -> RenderableType:
     return Padding(Group(Text(title), table), (1, 2, 0, 2), expand=False)
 
 
-def _who(estimate: Estimate, width: int) -> RenderableType | None:
-    """The peak by category, its largest holders, and memory over time."""
+def _composition(estimate: Estimate, width: int) -> RenderableType | None:
+    """The peak by category."""
     attribution = estimate.attribution
     if attribution is None or not attribution.at_peak:
         return None
-    blocks = blocks_at_peak(attribution)
-    sizes = by_category(blocks)
+    sizes = by_category(blocks_at_peak(attribution))
     total = sum(sizes.values())
     bar, drawn, edge = Text(), 0, 0
     for category, size in sizes.items():
@@ -184,25 +191,66 @@ def _who(estimate: Estimate, width: int) -> RenderableType | None:
         ],
         padding=(0, 2),
     )
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", show_edge=False)
+    title = Text.assemble("Allocated at the peak: ", (format_bytes(total), "bold"))
+    return Padding(Group(title, bar, legend), (1, 2, 0, 2), expand=False)
+
+
+def _holders(estimate: Estimate, width: int) -> RenderableType | None:
+    """The largest holders, each in one line; in a narrow terminal the line of code goes below the module.
+
+    Where there is no room, what all modules share is said once, then libraries become an asterisk, then names are
+    shortened.
+    """
+    attribution = estimate.attribution
+    if attribution is None or not attribution.at_peak:
+        return None
+    rows = holders(blocks_at_peak(attribution))[:_MAX_HOLDERS]
+    sizes = [format_bytes(row.bytes) for row in rows]
+    whats = [(words_of(row.category), f" x{row.num_blocks}" if row.num_blocks > 1 else "") for row in rows]
+    modules = [row.name or row.module or OUTSIDE for row in rows]
+    lines = [short_place(row.where) if row.where else "" for row in rows]
+    notes = []
     is_narrow = width < _NARROW
+    # In a narrow terminal these wrap.
+    whole = [word for what, many in whats for word in ((what + many).split() if is_narrow else [what + many])]
+    left = width - 4 - _longest(sizes) - _longest(whole) - 6
+
+    def has_room() -> bool:
+        needed = _longest(modules), _longest(lines)
+        return (max(needed) if is_narrow else sum(needed)) <= left
+
+    shared = shared_prefix([module for module in modules if module != OUTSIDE])
+    if shared and not has_room():
+        notes.append(f"modules of {shared}")
+        modules = [module.removeprefix(f"{shared}.") for module in modules]
+    if any(" (" in line for line in lines) and not has_room():
+        notes.append("* in a library")
+        lines = [re.sub(r" \(.*", "*", line) for line in lines]
+    line_width = left if is_narrow or has_room() else min(_longest(lines), left // 2)
+    module_width = left if is_narrow or has_room() else left - line_width
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", show_edge=False, pad_edge=False)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("what", no_wrap=not is_narrow)
-    table.add_column("module, line" if is_narrow else "module", overflow="fold")
+    table.add_column("module, line" if is_narrow else "module", no_wrap=True)
     if not is_narrow:
-        table.add_column("line", overflow="fold")
-    for holder in holders(blocks)[:_MAX_HOLDERS]:
-        many = f" x{holder.num_blocks}" if holder.num_blocks > 1 else ""
-        what = Text.assemble((words_of(holder.category), _CATEGORIES[holder.category]), many)
-        module = Text(holder.name or holder.module or OUTSIDE)
-        line = Text(short_place(holder.where) if holder.where else "", style="bright_black")
-        places = [Text("\n").join([module, line] if line else [module])] if is_narrow else [module, line]
-        table.add_row(format_bytes(holder.bytes), what, *map(Dotted, places))
-    title = Text.assemble("Allocated at the peak: ", (format_bytes(total), "bold"))
-    parts: list[RenderableType] = [title, bar, legend, Text(), table]
-    if len(attribution.spans) > 1:
-        parts += [Text(), _sparkline(attribution, width - 4)]
-    return Padding(Group(*parts), (1, 2, 0, 2), expand=False)
+        table.add_column("line", no_wrap=True)
+    for row, size, (category, many), module, line in zip(rows, sizes, whats, modules, lines, strict=True):
+        what = Text.assemble((category, _CATEGORIES[row.category]), many)
+        places = [Text(shortened(module, module_width)), Text(shortened(line, line_width), style="bright_black")]
+        table.add_row(size, what, *([Text("\n").join(places)] if is_narrow else places))
+    note = [Text("; ".join(notes), style="bright_black")] if notes else []
+    return Padding(Group(*note, table), (1, 2, 0, 2), expand=False)
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max(map(len, texts), default=0)
+
+
+def _over_time(estimate: Estimate, width: int) -> RenderableType | None:
+    attribution = estimate.attribution
+    if attribution is None or not attribution.at_peak or len(attribution.spans) < 2:
+        return None
+    return Padding(_sparkline(attribution, width - 4), (1, 2, 0, 2), expand=False)
 
 
 def _sparkline(attribution: Attribution, width: int) -> RenderableType:
