@@ -29,6 +29,11 @@ KNOWN = """
     say(values.tolist(), indices.tolist(), torch.topk(torch.tensor([3., 1., 2.], device=D), 2).indices.tolist())
     lengths = torch.tensor([2, 3], device=D)
     say((torch.arange(4, device=D)[None] < lengths[:, None]).int().tolist(), (mask.float().mean(1) * 4).tolist())
+    padded = lengths.new_empty(3); padded.narrow(0, 0, 1).zero_()
+    torch.cumsum(lengths, dim=0, out=padded.narrow(0, 1, 2))
+    say(padded.tolist(), torch.equal(lengths, lengths + 0), torch.equal(lengths, padded[1:]))
+    thirds = torch.linspace(0, 1, 4, device=D)
+    say(thirds.allclose(thirds + 1e-9), torch.allclose(thirds, thirds + 1), thirds.double().allclose(thirds.double()))
     found = torch.full((), 0.0, device=D); found += 1
     say(found.item(), torch.stack([lengths, lengths * 2]).flatten().tolist(), lengths.view(-1, 1).expand(2, 2).tolist())
 """
@@ -43,8 +48,21 @@ def test_values_that_can_be_known_equal_those_of_the_cpu(capture: Run) -> None:
     script = PROLOGUE + textwrap.dedent(KNOWN)
     on_gpu, on_cpu = capture(script, "cuda"), capture(script, "cpu")
     assert said(on_gpu) == said(on_cpu)
-    assert len(said(on_gpu)) == 13
+    assert len(said(on_gpu)) == 15
     assert on_gpu.lines("unknown_read") == []
+
+
+def test_unknown_tensors_are_equal_where_the_script_would_fail_otherwise(capture: Run) -> None:
+    script = textwrap.dedent(
+        """
+        import torch
+        x = torch.nn.Linear(64, 64).cuda()(torch.rand(4, 64, device="cuda"))
+        if not x.allclose(x * 1):
+            raise ValueError("not the same")
+        assert torch.equal(x, x * 1)
+        """
+    )
+    assert len(capture(script).check().lines("unknown_read")) == 2
 
 
 def test_elements_that_are_known_stay_known_among_others(capture: Run) -> None:

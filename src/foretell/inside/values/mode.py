@@ -159,7 +159,8 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             addresses = {storage_address(each) for each in inputs if each.is_cuda}
             if all(storage_address(out) in addresses for out in outs):
                 return True  # views
-        read = inputs[1:] if func in operators.OVERWRITE else inputs
+        written = kwargs.get("out") if func not in operators.OVERWRITE else inputs[0]
+        read = [each for each in inputs if each is not written]
         if not all(not each.is_cuda or self._bytes.is_known(each) for each in read):
             return self._know_in_part(func, args, kwargs, outs) or self._assume_good_numbers(func, outs)
         result = self._on_host(func, args, kwargs)
@@ -283,6 +284,8 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
     def _special(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in operators.READS:
             return self._read(func, args, kwargs)
+        if func in operators.COMPARES:
+            return self._compare(func, args, kwargs)
         if func in operators.RESIZES:
             return self._resize(func, args, kwargs)
         if func is Tensor.__getitem__ or func is operators.SET_ITEM:
@@ -414,6 +417,17 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         with no_subclasses(), torch.no_grad(), self._bytes.filled(source, number):
             return func(*args, **kwargs)
+
+    def _compare(self, func: Any, args: Any, kwargs: Any) -> bool:
+        tensors = [each for each in (*tensors_in(args), *tensors_in(kwargs.values())) if is_on_device(each)]
+        unknown = next((each for each in tensors if not self.is_known(each)), None)
+        if unknown is not None:
+            answer = bool(self.unknown.read(func, unknown))
+        else:
+            with no_subclasses(), torch.no_grad():
+                answer = bool(self._on_host(func, args, kwargs))
+        with self._answers.given(int(answer)):
+            return bool(func(*args, **kwargs))
 
     def is_known(self, tensor: Any) -> bool:
         try:

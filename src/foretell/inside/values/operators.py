@@ -43,6 +43,9 @@ OVERWRITE = _named("fill_", "zero_", "copy_", "normal_", "uniform_", "random_", 
 READS = _named("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy", "__array__", "__contains__")
 """They hand a value from the GPU to the script."""
 
+COMPARES = _named("equal", "allclose")
+"""They read one truth value back from the GPU, and hand it to the script."""
+
 SET_ITEM = torch.Tensor.__setitem__
 SELECT_BY_MASK = _named("masked_select") | {torch.Tensor.__getitem__, SET_ITEM}
 COUNTS_NONZERO = _named("nonzero", "argwhere", "where")
@@ -71,7 +74,7 @@ MAKES_SPARSE = _named(
 )  # fmt: skip
 """A script that calls none of these has no sparse tensors."""
 
-SPECIAL = RESIZES | READS | SIZE_IS_DATA | COPIES | BATCH_NORM | CHECKS_PROBABILITIES | CHECKS_GRADIENTS
+SPECIAL = RESIZES | READS | COMPARES | SIZE_IS_DATA | COPIES | BATCH_NORM | CHECKS_PROBABILITIES | CHECKS_GRADIENTS
 
 INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
