@@ -65,6 +65,7 @@ def test_the_need_is_that_of_a_run_on_a_card_of_the_same_kind_with_more_memory(t
     assert estimate.need.reserved_bytes == 20 * GIB
     assert estimate.need.device_bytes == 20 * GIB + first.job.gpu.context_bytes < estimate.need.request_bytes
     assert "larger card" in said[0]
+    assert estimate.seconds["need"] >= 0
     (job,) = second.jobs
     assert job.gpu == replace(first.job.gpu, total_bytes=1 << 40)
     assert job.options.stdout == "file"

@@ -132,8 +132,10 @@ def find_need(
     if ended_by(trace, oom) is not None:
         return replace(first, trace=replace(trace, need_unknown="the run was stopped"))
     say("out of memory; running again on a larger card to see how much it needs (Ctrl-C skips this)")
+    started = time.monotonic()
     need, why = _need_of(first, on_progress)
-    return replace(first, trace=replace(trace, need=need, need_unknown=why))
+    seconds = {**trace.seconds, "need": time.monotonic() - started}
+    return replace(first, trace=replace(trace, need=need, need_unknown=why, seconds=seconds))
 
 
 def _need_of(first: Run, on_progress: Callable[[Progress], None] | None) -> tuple[Need | None, str | None]:

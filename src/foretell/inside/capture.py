@@ -15,6 +15,10 @@ from .journal import Journal
 from .options import Options
 from .patches import Patches
 
+EARLY_STEPS = 4
+"""After each of these, history and owners are written to disk: mostly the peak is known then, and a process that is
+killed later leaves its attribution."""
+
 
 class Capture:
     def __init__(self, options: Options) -> None:

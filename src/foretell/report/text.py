@@ -352,7 +352,7 @@ def _time(seconds: dict[str, float]) -> str:
         of_which = f", including {imports:.1f} s to import torch" if imports else ""
         analysis = f"; analysis {seconds['analysis']:.1f} s" if "analysis" in seconds else ""
         text += f" (script {seconds['script']:.1f} s{of_which}{analysis})"
-    return text
+    return f"{text}; {seconds['need']:.1f} s to find the need" if "need" in seconds else text
 
 
 def _caveats(estimate: Estimate) -> RenderableType | None:

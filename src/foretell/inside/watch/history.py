@@ -1,11 +1,11 @@
 """Writes PyTorch's own memory history to disk, in windows `history-<pid>-<n>.marshal`.
 
-Recording starts at the very beginning of CUDA's initialisation. Once the buffer is large it is flushed to disk, after
-an optimizer step, before a backward pass or before a pass of an evaluation, so that neither the buffer nor the time to
-read it grows without limit. Passes of an evaluation that repeat those before them are left out (repetitions.py). Frees
-are recorded without a stack: the reader pairs them with their allocation. PyTorch's `time_us` is the wall clock in
-microseconds, the same as `time.time_ns() // 1000` (checked on torch 2.6.0 and 2.15.0), so events and phases can be
-aligned.
+Recording starts at the very beginning of CUDA's initialisation. It is flushed to disk after each of the first steps,
+and later once the buffer is large: after a step, before a backward pass or before a pass of an evaluation, so that
+neither the buffer nor the time to read it grows without limit. Passes of an evaluation that repeat those before them
+are left out (repetitions.py). Frees are recorded without a stack: the reader pairs them with their allocation.
+PyTorch's `time_us` is the wall clock in microseconds, as is `time.time_ns() // 1000` (checked on torch 2.6.0 and
+2.15.0), so events and phases can be aligned.
 
 A flush turns recording off and on: turning it off clears the buffer on every version (`clear_history` exists only on
 newer ones). Allocations by another thread in between would be missed.
@@ -23,7 +23,7 @@ from typing import Any
 
 from ...protocol.history import ACTIONS, COLUMNS, ORIGIN
 from ...protocol.marks import NOTHING
-from ..capture import Capture
+from ..capture import EARLY_STEPS, Capture
 from .repetitions import Counters, Repetitions
 
 MAX_ENTRIES = 4_000_000
@@ -56,7 +56,7 @@ class History:
         self._yield_to_the_script()
         self._record("all")
         self._is_recording = True
-        self._capture.after_step.append(self._flush_when_large)
+        self._capture.after_step.append(self._step_ends)
         self._capture.before_evaluation.append(self._evaluation_begins)
         self._capture.on_phase.append(self._phase_begins)
         self._capture.before_end.append(self.flush)
@@ -80,6 +80,12 @@ class History:
             self._capture.caveat(f"the memory history ends after {self._num_entries} events, at step {step}")
         elif self._is_recording:
             self._record("all")
+
+    def _step_ends(self) -> None:
+        if self._capture.num_steps <= EARLY_STEPS:
+            self.flush()
+        else:
+            self._flush_when_large()
 
     def _evaluation_begins(self) -> None:
         if self._is_recording:

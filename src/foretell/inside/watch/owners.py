@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...protocol.marks import LABELLED, NOTHING
-from ..capture import Capture
+from ..capture import EARLY_STEPS, Capture
 from ..where import where_allocated
 
 MAX_ROWS = 2_000_000
@@ -97,7 +97,7 @@ class Owners:
         return device, self._before_reset.get(device, 0) + counted
 
     def _flush_when_large(self) -> None:
-        if len(self._marks) + len(self._labels) > ROWS_PER_WINDOW:
+        if self._capture.num_steps <= EARLY_STEPS or len(self._marks) + len(self._labels) > ROWS_PER_WINDOW:
             self.flush()
 
     def _count_across_resets(self, torch: Any) -> None:
