@@ -1,7 +1,7 @@
-"""`make real-scripts`: runs the scripts of table.py through `foretell run`. A whole run writes docs/real-scripts.md.
+"""`make real-scripts`: runs the scripts of table.py through `foretell run`; writes their rows of docs/real-scripts.md.
 
-Results are kept as lines of JSON, so that an interrupted run goes on where it stopped. What a script and foretell
-printed is in output.txt of the script's working folder.
+Results are kept as lines of JSON: an interrupted run goes on where it stopped, and the document shows the last result
+of each script. What a script and foretell printed is in output.txt of the script's working folder.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from rich.console import Console
 
 from foretell.plain import from_plain, to_plain
 from foretell.runs import Pool, Store, parse_workers, state_of_code
+from foretell.runs.store import lines
+
+PATH = FOLDER / "results.jsonl"
 
 
 def main() -> int:
     options = parsed()
     console = Console(stderr=True, highlight=False)
     scripts = [script for script in SCRIPTS if not options.only or script.name in options.only]
-    store = Store(FOLDER / "results.jsonl", state=state_of_code(*CODE))
+    store = Store(PATH, state=state_of_code(*CODE))
     waiting = [script for script in scripts if script.name not in store or not options.resume]
     with Pool(options.workers) as pool:
         for number, (script, result) in enumerate(pool.map(work, waiting), start=1):
@@ -34,8 +37,7 @@ def main() -> int:
     store.close()
     results = {script.name: from_plain(Result, store[script.name]) for script in scripts if script.name in store}
     Console(width=None if sys.stdout.isatty() else 160).print(report.table(scripts, results))
-    if not options.only:
-        report.write(scripts, results)
+    report.write(SCRIPTS, {name: from_plain(Result, result) for name, _, result in lines(PATH)})
     return int(any(problem(script, results[script.name]) for script in scripts))
 
 

@@ -57,6 +57,10 @@ def _cells(script: Script, result: Result) -> list[str]:
     wrong = problem(script, result)
     sizes = (result.allocated_bytes, result.reserved_bytes, result.device_bytes)
     remarks = [wrong or "", script.remark, result.message if result.verdict is None and not wrong else ""]
+    if result.needed_bytes is not None:
+        remarks.append(f"needs {format_bytes(result.needed_bytes)}")
+    if result.ended_by and not wrong:
+        remarks.append(f"incomplete: {result.ended_by}")
     if result.said_bytes is not None and result.said_bytes == result.allocated_bytes:
         remarks.append("the script itself says the same")
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -21,8 +22,6 @@ FOLDER = HERE.parents[1] / "build" / "real-scripts-runs"
 """The data and the working folders. Not in ~/.cache, which scripts may write to."""
 CODE = (HERE,)
 """What a result depends on beside foretell."""
-TIMEOUT_SECONDS = 120
-_GIVE_UP_SECONDS = 2 * TIMEOUT_SECONDS
 _SAYS = re.compile(rb"max_memory_allocated: (\d+)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -40,14 +39,13 @@ def work(script: Script, warm: Warm) -> Result:
     estimate, output = folder / "estimate.json", folder / "output.txt"
     estimate.unlink(missing_ok=True)
     program = Program(
-        argv=(*_foretell(), "--gpu", script.gpu, "--json", str(estimate), "--timeout", str(TIMEOUT_SECONDS), "--",
-              *words_of(script.command)),
-        environment={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120",
-                     **script.environment},
+        argv=(*_foretell(), "--gpu", script.gpu, "--json", str(estimate),
+              "--timeout", str(script.timeout_seconds), "--", *words_of(script.command)),
+        environment={**os.environ, "PATH": _search_path(), "COLUMNS": "120", **script.environment},
         cwd=folder,
         stdout=output,
         stderr=output,
-        timeout_seconds=_GIVE_UP_SECONDS,
+        timeout_seconds=2 * script.timeout_seconds,
     )  # fmt: skip
     before = _files(folder)
     ended = run_program(program, Watch(folder))
@@ -69,6 +67,15 @@ def _files(folder: Path) -> set[tuple[Path, int, int]]:
     return {(path, path.stat().st_size, path.stat().st_mtime_ns) for path in kept}
 
 
+def _search_path() -> str:
+    """Programs of this environment, then those of the stack below it."""
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    stack = Path(torch.origin).parents[4] / "bin"
+    return os.pathsep.join((str(Path(sys.executable).parent), str(stack), os.environ["PATH"]))
+
+
 def _foretell() -> tuple[str, ...]:
     return (sys.executable, "-m", "foretell", "run", "--quiet")
 
@@ -87,7 +94,8 @@ def _result(script: Script, code: int, seconds: float, estimate: dict[str, Any] 
         reserved_bytes=peak["reserved_bytes"],
         device_bytes=peak["device_bytes"],
         said_bytes=said_bytes(output),
-        message=_message(output) if code else "",
+        needed_bytes=estimate["need"] and estimate["need"]["device_bytes"],
+        ended_by=estimate["ended_by"] and estimate["ended_by"]["message"],
         caveats=tuple(estimate["caveats"]),
     )
 

@@ -13,6 +13,7 @@ class Number:
     verdict: Literal["fits", "oom"] = "fits"
     exit_code: int = 0
     """Not 0 where the script fails after its training."""
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Script:
     """What must be in the working folder: functions of data.py."""
     environment: dict[str, str] = field(default_factory=dict)
     expected: Number | Reason = Number()
+    timeout_seconds: int = 120
     remark: str = ""
     """What a reader of the table should know."""
 
@@ -60,8 +62,12 @@ class Result:
     device_bytes: int = 0
     said_bytes: int | None = None
     """The script's own `torch.cuda.max_memory_allocated()`, if it prints that at its end."""
+    needed_bytes: int | None = None
+    """If it runs out of memory: device memory on a card that is large enough."""
+    ended_by: str | None = None
+    """What ended the run before it was complete, so that the number is a lower bound."""
     message: str = ""
-    """foretell's first sentence, if there is no number, or why the script failed."""
+    """foretell's last words, if there is no number."""
     caveats: tuple[str, ...] = ()
     changed_files: tuple[str, ...] = ()
     """Files of the user that are not as they were before the run; there must be none."""
@@ -77,9 +83,14 @@ def problem(script: Script, result: Result) -> str | None:
     if isinstance(expected, Reason):
         if result.verdict is not None:
             return f"a number ({result.verdict}) where none can be known"
-        return None if expected.words in result.message else f"the reason is not “{expected.words}”: {result.message}"
+        is_said = expected.words.lower() in result.message.lower()
+        return None if is_said else f"the reason is not “{expected.words}”: {result.message}"
     if result.verdict != expected.verdict:
         return f"{result.verdict or 'no number'} instead of {expected.verdict}: {result.message}"
+    if expected.is_complete != (result.ended_by is None):
+        return f"incomplete: {result.ended_by}" if expected.is_complete else "complete, though it cannot be"
+    if result.verdict == "oom" and result.needed_bytes is None:
+        return "out of memory, but not how much it needs"
     if result.said_bytes is not None and result.said_bytes != result.allocated_bytes:
         return f"allocated {result.allocated_bytes}, but the script says {result.said_bytes}"
     return None

@@ -13,7 +13,10 @@ _NOTHING = Reason(words="nothing was put on the GPU")
 SCRIPTS: tuple[Script, ...] = (
     # --- plain PyTorch ------------------------------------------------------------------------------------------------
     Script(name="nanogpt", origin="nanoGPT train.py", command="nanogpt.py", data=("tokens",)),
-    Script(name="nanogpt-compile", origin="nanoGPT train.py", command="nanogpt.py --compile", data=("tokens",)),
+    Script(
+        name="nanogpt-compile", origin="nanoGPT train.py", command="nanogpt.py --compile", data=("tokens",),
+        timeout_seconds=600, remark="compiles for training and for evaluation",
+    ),
     Script(
         name="nanogpt-124m", origin="nanoGPT config/train_gpt2.py", gpu="a100-80gb", data=("tokens",),
         command="nanogpt.py --layers 12 --heads 12 --width 768 --block 1024 --batch 12 --accumulate 5 --eval-iters 20",
@@ -46,7 +49,7 @@ SCRIPTS: tuple[Script, ...] = (
     ),
     Script(
         name="word-language-model-cpu", origin="the same without --accel", data=("wikitext",),
-        command="word_language_model.py", expected=_NOTHING,
+        command="word_language_model.py --epochs 1", expected=_NOTHING,
     ),
     Script(
         name="actor-critic", origin="pytorch/examples reinforcement_learning", command="actor_critic.py",
@@ -201,8 +204,9 @@ SCRIPTS: tuple[Script, ...] = (
         " --model RN50 --workers 1 --precision amp --logs logs",
     ),
     Script(
-        name="litgpt-pretrain", origin="litgpt pretrain", gpu="a100-40gb", data=("litgpt",),
+        name="litgpt-pretrain", origin="litgpt pretrain", gpu="a100-40gb", data=("litgpt",), timeout_seconds=600,
         command="-m litgpt pretrain pythia-14m --tokenizer_dir litgpt --data TextFiles --data.train_data_path"
-        " litgpt/texts --train.max_tokens 100000 --train.micro_batch_size 2 --train.global_batch_size 4 --out_dir out",
+        " litgpt/texts --data.num_workers 1"
+        " --train.max_tokens 100000 --train.micro_batch_size 2 --train.global_batch_size 4 --out_dir out",
     ),
 )  # fmt: skip

@@ -97,13 +97,8 @@ def read_lines(lines: list[Line], others: list[Line]) -> Told:
 
 
 def devices_of(line: Line) -> tuple[DeviceMemory, ...]:
-    """PyTorch's counters. Raises one of DAMAGED."""
-    found = tuple(
-        DeviceMemory(**{name: int(device[name]) for name in _COUNTERS}) for device in line.get("devices") or ()
-    )
-    for each in found:
-        each.check()
-    return found
+    devices = line.get("devices") or ()
+    return tuple(DeviceMemory(**{name: int(device[name]) for name in _COUNTERS}) for device in devices)
 
 
 _COUNTERS = tuple(f.name for f in fields(DeviceMemory))
