@@ -78,13 +78,32 @@ def mutate_json(data: bytes, chance: random.Random) -> bytes:
     except (ValueError, RecursionError):  # mutated before
         return mutate_bytes(data, chance)
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
-        document = _mutate_value(document, chance)
+        if chance.random() < 0.5:
+            _mutate_leaf(document, chance)
+        else:
+            document = _mutate_value(document, chance)
     text = json.dumps(document)
     if chance.random() < 0.05:
         text = text.replace("null", "[" * 10_000 + "]" * 10_000, 1)
     if chance.random() < 0.05:
         text = text.replace("{", '{"schema": 1, ', 1)  # a key twice
     return text.encode()
+
+
+def _mutate_leaf(document: Any, chance: random.Random) -> None:
+    """Another value for one of those that hold no others; each is as likely, however deep."""
+    leaves: list[tuple[Any, Any]] = []
+    inner = [document]
+    while inner:
+        holder = inner.pop()
+        if isinstance(holder, (dict, list)):
+            for at, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+                inner.append(value)
+                if not (isinstance(value, (dict, list)) and value):
+                    leaves.append((holder, at))
+    if leaves:
+        holder, at = chance.choice(leaves)
+        holder[at] = _mutate_value(holder[at], chance)
 
 
 def _mutate_value(value: Any, chance: random.Random) -> Any:

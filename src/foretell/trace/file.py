@@ -143,7 +143,7 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
 
 
 def _check_numbers(trace: Trace) -> None:
-    """Every index must refer to an existing entry, and events be in their order."""
+    """Every index must refer to an existing entry, events be in their order, and counters add up."""
     frames = array("q", (number for stack in trace.stacks for number in stack))
     columns: tuple[tuple[str, array[int], int], ...] = (
         ("actions", trace.memory.action, len(ACTIONS)),
@@ -163,6 +163,10 @@ def _check_numbers(trace: Trace) -> None:
     )
     if any(caller >= number for number, caller in enumerate(trace.origins.caller)):
         raise ValueError("an origin that comes before its caller")
+    if min(trace.spans.step, default=0) < 0:
+        raise ValueError("a span of a negative step")
+    for counters in (*trace.final, *(each for step in trace.steps for each in step.devices)):
+        counters.check()
     num_events = len(trace.memory.action)
     for what, events in (("labels", trace.labels.event), ("spans", trace.spans.event)):
         if any(map(gt, events, events[1:])) or (events and not 0 <= events[0] <= events[-1] <= num_events):

@@ -97,8 +97,13 @@ def read_lines(lines: list[Line], others: list[Line]) -> Told:
 
 
 def devices_of(line: Line) -> tuple[DeviceMemory, ...]:
-    devices = line.get("devices") or ()
-    return tuple(DeviceMemory(**{name: int(device[name]) for name in _COUNTERS}) for device in devices)
+    """PyTorch's counters. Raises one of DAMAGED."""
+    found = tuple(
+        DeviceMemory(**{name: int(device[name]) for name in _COUNTERS}) for device in line.get("devices") or ()
+    )
+    for each in found:
+        each.check()
+    return found
 
 
 _COUNTERS = tuple(f.name for f in fields(DeviceMemory))

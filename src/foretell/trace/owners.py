@@ -110,6 +110,8 @@ class _Window:
         names = [*window["names"], None]  # the last is for index -1
         numbers = [known.number(name) for name in names]
         for device, count, phase, step, first, second in window["marks"]:
+            if not 0 <= step < 1 << 31:
+                raise ValueError(f"a mark of step {step}")
             if phase < 0:
                 self.nodes.append((device, (count, names[first], names[second])))
                 continue
@@ -117,6 +119,8 @@ class _Window:
             self.nodes.append((device, (count, None, None)))
         if window["labels"]:
             device, count, address, category, name = zip(*window["labels"], strict=True)
+            if not (min(device) >= 0 and max(device) < 1 << 16 and min(address) >= 0):
+                raise ValueError("labels of no device")
             columns = (
                 places.after_each(device, count), device, address,
                 map(_LABELLED.__getitem__, category), map(numbers.__getitem__, name),

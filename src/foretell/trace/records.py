@@ -243,6 +243,11 @@ class DeviceMemory:
     """Since the process started."""
     peak_reserved_bytes: int
 
+    def check(self) -> None:
+        """Raise a ValueError if PyTorch cannot have counted so: for numbers that were read from a file."""
+        if not (0 <= self.device < 1 << 16 and 0 <= self.peak_allocated_bytes <= self.peak_reserved_bytes < 1 << 60):
+            raise ValueError(f"counters of PyTorch that cannot be: {self}"[:200])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMark:
