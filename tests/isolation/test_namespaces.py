@@ -176,13 +176,14 @@ def test_layers_are_in_memory_where_the_scratch_folder_is_on_an_overlay(folder: 
 
 def test_what_cannot_be_covered_is_read_only_and_named(folder: Path) -> None:
     """Here two overlays on top of each other, as deep as the kernel allows."""
-    old = folder / "work" / "old"
-    before = in_mounts(f"{overlay(old, folder / 'a')}; {overlay(old, folder / 'b')}")
-    command = "echo yours > mine && echo yours > old/inner || cat old/inner"
+    old, later = folder / "work" / "old", folder / "work" / "this comes later, with a comma"
+    later.mkdir()
+    before = in_mounts(f"{overlay(old, folder / 'a')}; {overlay(old, folder / 'b')}; mount -t tmpfs t '{later}'")
+    command = f"echo yours > '{later}/new' && cat '{later}/new' && echo yours > old/inner || cat old/inner"
     lines = contained_lines(*before, python=sys.executable, folder=folder, command=command)
     found = answers(lines)
     assert (found["read_only"], found["exit_status"]) == ([str(old)], 0), lines
-    assert "mine" in lines
+    assert {"mine", "yours", f"write {later}/new"} <= set(lines)
 
 
 def test_a_working_folder_that_cannot_be_covered_is_not_isolated_by_the_kernel(folder: Path) -> None:

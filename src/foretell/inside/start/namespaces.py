@@ -51,8 +51,8 @@ SMALL_FILE_BYTES = 256 << 10
 """Files up to this size are copied where a folder cannot be covered as a whole."""
 MOST_ADOPTED = 5000
 """How many files and folders are looked at for that reason."""
-UNINTERESTING = ("__pycache__", ".pytest_cache")
-"""Folders whose changed files are not listed: Python's own, written by every program."""
+UNINTERESTING = ("__pycache__", ".cache")
+"""Folders whose changed files are not listed: they can be made again, and every program writes to them."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -79,7 +79,6 @@ def supervise(
     except (OSError, CannotIsolate) as error:
         _tell(answers, {"failed": str(error)})
         os._exit(0)
-    supervisor = os.getpid()
     init = os.fork()
     if init == 0:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -91,8 +90,7 @@ def supervise(
             _tell(answers, {"failed": f"{type(error).__name__}: {error}"})
         finally:
             os._exit(1)
-    assert os.getpid() == supervisor
-    _wait_for(init)
+    os.waitpid(init, 0)
     remove_tree(layers)
     if spec["is_owned"] and _has_hung_up(control):
         remove_tree(spec["directory"])
@@ -108,16 +106,6 @@ def _has_hung_up(control: int) -> bool:
     poll = select.poll()
     poll.register(control, 0)
     return bool(poll.poll(0))
-
-
-def _wait_for(pid: int) -> int:
-    while True:
-        try:
-            return os.waitpid(pid, 0)[1]
-        except InterruptedError:
-            continue
-        except ChildProcessError:
-            return 0
 
 
 # --- namespaces -------------------------------------------------------------------------------------------------------
@@ -499,18 +487,19 @@ class _Root:
         else:
             self._cover(mount.point, mount.flags)
 
-    def _cover(self, point: str, flags: int, *, lower: str | None = None) -> None:
-        """An overlay on a folder; read-only where that cannot be."""
-        layer = os.path.join(self._layers, str(len(self._uppers)))
+    def _cover(self, point: str, flags: int, *, lower: str | None = None) -> bool:
+        """An overlay on a folder; False: that cannot be, and it is read-only."""
+        layer = os.path.join(self._layers, str(len(self._uppers) + len(self.read_only)))
         try:
             self._overlay(lower or point, self._new + point, layer, flags)
         except OSError:
             self._bind(point, is_read_only=True)
             self.read_only.append(point)
-            return
+            return False
         descriptor = os.open(f"{layer}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.descriptors.append(descriptor)
         self._uppers.append((point, descriptor))
+        return True
 
     def _overlay(self, lower: str, target: str, layer: str, flags: int) -> None:
         for name in ("", "upper", "work"):
@@ -554,8 +543,7 @@ class _Root:
         for path in parts:
             if path in read_only or not os.path.isdir(path) or not os.access(path, os.R_OK | os.X_OK):
                 self._bind(path, is_read_only=True)
-            else:
-                self._cover(path, flags.get(path, MS_NOSUID | MS_NODEV))
+            elif self._cover(path, flags.get(path, MS_NOSUID | MS_NODEV)):
                 self._adopt(path)
 
     def _make_skeleton(self, folder: str, base: str, parts: list[str]) -> None:
@@ -646,7 +634,6 @@ class _Root:
         self._add_shared_memory(f"{dev}/shm")
         _mount("devpts", f"{dev}/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
 
-
     def _add_shared_memory(self, target: str) -> None:
         """In memory, as it is; what others keep in it (a dataset) can be read."""
         _mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
@@ -659,7 +646,8 @@ class _Root:
 
 
 def _is_below(path: str, folders: tuple[str, ...]) -> bool:
-    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+    """Also a folder itself."""
+    return any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def _copy(path: str, target: str) -> bool:
@@ -695,7 +683,8 @@ def _copy_permissions(path: str, target: str) -> None:
     state = os.stat(path)
     mode = stat.S_IMODE(state.st_mode)
     if os.geteuid() == 0:
-        os.chown(target, state.st_uid, state.st_gid)
+        with suppress(OSError):  # an owner that is unknown in a user namespace
+            os.chown(target, state.st_uid, state.st_gid)
     elif not os.access(path, os.W_OK):
         mode &= ~0o222
     os.chmod(target, mode)
