@@ -308,7 +308,8 @@ def estimate_for(attribution: Attribution, *, gpu: str = "a100-80gb", is_out_of_
             StepPeak(index=i, peak_allocated_bytes=allocated, peak_reserved_bytes=reserved) for i in range(num_steps)
         ),
         oom=oom if is_out_of_memory else None, phases_seen=("forward", "backward", "optimizer"),
-        caveats=("2 unknown values were read (train.py:71): kernels are not executed",),
+        caveats=("what the script does at train.py:71 depends on unknown values: kernels are not executed",),
+        num_unknown_reads=2,
         redirected_writes=(), not_sent=(), seconds={"total": 14.2, "script": 12.9},
         command=("train.py", "--model", "llama-7b", "--batch-size", "4", "--bf16"), library_names=("cuBLAS",),
         attribution=attribution,

@@ -247,18 +247,20 @@ def test_caveats(golden: Any, tmp_path: Path) -> None:
     other_history = CaptureFolder(new()).torch().history(("segment_alloc", SEGMENT, 2 * MIB, 1)).end(
         0, 2 * MIB, (512, 2 * MIB)
     )  # fmt: skip
-    read = {"bytes": 4, "what": "item"}
     size = "where: decides a size, --assume typical: "
+    waited = "after 1,000 rounds in which no peak grew, it got another one"
     cpu = CaptureFolder(new()).journal("torch", version="2.13.0+cpu", cuda=None, cudnn=None, engine="cpu")
     traces = {
         "several processes and devices": several.trace(),
         "managed memory": trained().native(1, "cudaMallocManaged", 1 << 32, 2 * MIB, 0, 2 * MIB).trace(),
         "an OOM that was caught": oom_caught().trace(),
         "close to the limit": CaptureFolder(new()).torch().end(0, total - 400 * MIB, (9, total - 400 * MIB)).trace(),
-        "one value read": trained().journal("unknown_read", where="train.py:9", count=1, **read).trace(),
-        "values read": trained()
-        .journal("unknown_read", where="train.py:9", count=1, **read)
-        .journal("unknown_read", where="train.py:12", count=2, **read)
+        "unknown values that decide": trained()
+        .journal("unknown_read", where="train.py:9", count=1, bytes=4, what="item: decides a branch")
+        .journal("unknown_read", where="train.py:12", count=2, bytes=4, what="tolist: decides an index")
+        .trace(),
+        "a loop that waits": trained()
+        .journal("unknown_read", where="train.py:9", count=1, bytes=4, what=f"item: decides a loop, {waited}")
         .trace(),
         "sizes decided by unknown values": trained()
         .journal("unknown_read", bytes=80, where="train.py:7", what=size + "8 of 16", count=1)

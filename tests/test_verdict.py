@@ -276,11 +276,24 @@ def test_a_function_that_is_not_there_is_named_and_there_is_no_number(tmp_path: 
         estimate_of(folder.trace(exit_status=exit_status))
 
 
-def test_values_that_were_read_but_not_known_are_counted(tmp_path: Path) -> None:
+def test_values_that_were_only_read_are_counted_and_no_caveat(tmp_path: Path) -> None:
     folder = training_run(tmp_path).journal("unknown_read", bytes=4, where="t.py:9", what="item", count=3)
-    (caveat,) = estimate_of(folder.trace()).caveats
-    assert caveat.startswith("3 unknown values were read")
-    assert "t.py:9" in caveat
+    estimate = estimate_of(folder.trace())
+    assert (estimate.num_unknown_reads, estimate.caveats) == (3, ())
+
+
+def test_values_that_decide_are_a_caveat_for_each_place_with_the_most_important_use(tmp_path: Path) -> None:
+    folder = training_run(tmp_path)
+    for where, what in (
+        ("t.py:9", "item: decides a branch"),
+        ("t.py:8", "__index__: decides an index"),
+        ("t.py:7", "item: decides a branch"),
+        ("t.py:7", "item: decides a loop, after 1,000 rounds in which no peak grew, it got another one"),
+    ):
+        folder.journal("unknown_read", bytes=4, where=where, what=what, count=2)
+    waits, branches = estimate_of(folder.trace()).caveats
+    assert waits.startswith("at t.py:7, a loop waits for an unknown value; after 1,000 rounds")
+    assert branches.startswith("what the script does at t.py:9, t.py:8 depends on unknown values")
 
 
 def test_a_value_that_is_not_known_but_decides_a_size_names_its_line_and_what_is_assumed(tmp_path: Path) -> None:
@@ -288,7 +301,7 @@ def test_a_value_that_is_not_known_but_decides_a_size_names_its_line_and_what_is
     folder = training_run(tmp_path).journal("unknown_read", bytes=80, where="t.py:7", what=what, count=1)
     caveats = estimate_of(folder.trace()).caveats
     assert "at t.py:7, an unknown value decides a size, --assume typical: 40 of 80" in caveats
-    assert not any("was read" in caveat for caveat in caveats)
+    assert not any("depends on" in caveat for caveat in caveats)
 
 
 def test_workspaces_by_rule_are_a_caveat_and_those_cudnn_planned_are_not(tmp_path: Path) -> None:

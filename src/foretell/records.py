@@ -446,6 +446,8 @@ class Estimate:
     command: tuple[str, ...] = ()
     ended_early: tuple[str, ...] = ()
     """How and where the run was stopped early; empty if it ran to completion."""
+    num_unknown_reads: int = 0
+    """Unknown values that the script has read without deciding anything by them: losses that it prints."""
     library_names: tuple[str, ...] = ()
     """Libraries whose own memory is in `peak.library_bytes`."""
     is_context_given: bool = False

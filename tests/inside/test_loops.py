@@ -27,8 +27,9 @@ LOOPS = {
 def test_a_loop_that_waits_for_an_unknown_value_gets_another_one(capture: Run, loop: str) -> None:
     run = capture(PROLOGUE + LOOPS[loop] + "\nprint(rounds)").check()
     assert 1_000 <= int(run.said[0]) < 1_100
-    (caveat,) = run.lines("caveat")
-    assert "waits for an unknown value; after 1,000 rounds in which no peak grew" in caveat["text"]
+    waits = [line["what"] for line in run.lines("unknown_read") if "decides a loop" in line["what"]]
+    assert len(waits) == 1
+    assert waits[0].endswith(": decides a loop, after 1,000 rounds in which no peak grew, it got another one")
     assert not run.lines("ended_early")
 
 
@@ -49,7 +50,7 @@ def test_a_loop_entered_again_is_not_waited_for_as_long(capture: Run) -> None:
     script = "for _ in range(10):\n    while not (linear(x) > 0).all(): rounds += 1\nprint(rounds)"
     run = capture(PROLOGUE + script).check()
     assert 1_000 <= int(run.said[0]) < 1_200
-    assert len(run.lines("caveat")) == 1
+    assert len([line for line in run.lines("unknown_read") if "decides a loop" in line["what"]]) == 1
 
 
 def test_a_loop_that_no_answer_ends_ends_the_run(capture: Run) -> None:
@@ -66,11 +67,11 @@ def test_a_loop_over_known_values_is_not_ended(capture: Run) -> None:
     script = "i = torch.zeros((), dtype=torch.long, device='cuda')\nwhile i < 1_500: i += 1\nprint(i.item())"
     run = capture(PROLOGUE + script).check()
     assert run.said == ["1500"]
-    assert not run.lines("caveat")
+    assert not [line for line in run.lines("unknown_read") if "decides" in line["what"]]
 
 
 def test_reads_that_decide_nothing_end_no_loop(capture: Run) -> None:
     script = "while rounds < 3_000:\n    rounds += 1\n    loss = x.exp().sum().item()\n    print(loss)"
     run = capture(PROLOGUE + "x = linear(x)\n" + script).check()
     assert set(run.said) == {"1.0"}
-    assert not run.lines("caveat")
+    assert not [line for line in run.lines("unknown_read") if "decides" in line["what"]]

@@ -98,29 +98,40 @@ def close_to_the_limit(known: Known) -> Iterator[str]:
 
 # --- values that were not known ---------------------------------------------------------------------------------------
 
-_DECIDES_A_SIZE = "decides a size"
+_DECIDES = "decides "
+_WAITS = "decides a loop, "
+_ASSUMED = "decides a size, "
 
 
-def values_that_were_read(known: Known) -> Iterator[str]:
-    looked_at = [read for read in known.trace.unknown_reads if _DECIDES_A_SIZE not in read.what]
-    if looked_at:
-        total = sum(read.count for read in looked_at)
-        places = list(dict.fromkeys(read.where for read in looked_at if read.where))
-        where = f" ({', '.join(places[:3])}{', ...' if len(places) > 3 else ''})" if places else ""
-        count, them = ("1 unknown value was", "it") if total == 1 else (f"{total} unknown values were", "them")
-        yield f"{count} read{where}: kernels are not executed, so code that depends on {them} may take another path"
+def num_values_only_read(trace: Trace) -> int:
+    """How many unknown values the script has read that decided nothing, as far as can be seen: it printed them."""
+    return sum(read.count for read in trace.unknown_reads if _DECIDES not in read.what)
 
 
-def values_that_set_sizes(known: Known) -> Iterator[str]:
-    """One caveat per place where an unknown value set the size of a tensor."""
-    sizes: dict[str | None, dict[str, None]] = {}
+def values_that_decide(known: Known) -> Iterator[str]:
+    """One caveat per place, with what decides most: a loop that waits, a size, a branch. All branches share one."""
+    whats: dict[str | None, list[str]] = {}
     for read in known.trace.unknown_reads:
-        if _DECIDES_A_SIZE in read.what:
-            sizes.setdefault(read.where, {})[read.what[read.what.index(_DECIDES_A_SIZE) :]] = None
-    for place, whats in sizes.items():
-        what, *others = whats
-        more = f" (and {len(others)} more there)" if others else ""
-        yield f"at {place or 'an unknown line'}, an unknown value {what}{more}"
+        if _DECIDES in read.what:
+            whats.setdefault(read.where, []).append(read.what[read.what.index(_DECIDES) :])
+    branches = []
+    for place, all_there in whats.items():
+        waits = [what.removeprefix(_WAITS) for what in all_there if what.startswith(_WAITS)]
+        sizes = [what for what in all_there if what.startswith(_ASSUMED)]
+        at = f"at {place or 'an unknown line'}, "
+        if waits:
+            yield f"{at}a loop waits for an unknown value; {waits[0]}"
+        elif sizes:
+            more = f" (and {len(sizes) - 1} more there)" if len(sizes) > 1 else ""
+            yield f"{at}an unknown value {sizes[0]}{more}"
+        else:
+            branches.append(place or "an unknown line")
+    if branches:
+        places = ", ".join(branches[:3]) + (", ..." if len(branches) > 3 else "")
+        yield (
+            f"what the script does at {places} depends on unknown values: kernels are not executed, so it may take "
+            "another path"
+        )
 
 
 # --- libraries that cannot be asked -----------------------------------------------------------------------------------
@@ -214,8 +225,7 @@ REASONS: tuple[Callable[[Known], Iterator[str]], ...] = (
     managed_memory,
     survived_out_of_memory,
     close_to_the_limit,
-    values_that_were_read,
-    values_that_set_sizes,
+    values_that_decide,
     ruled_workspaces,
     recurrent_workspaces,
     fft_work_areas,

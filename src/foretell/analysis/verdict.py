@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foretell.allocator.follow import ReplayError
-from foretell.analysis.caveats import caveats_of
+from foretell.analysis.caveats import caveats_of, num_values_only_read
 from foretell.analysis.ending import ended_by, fatal_oom, refuse, require_a_number
 from foretell.analysis.history import History, follow
 from foretell.analysis.leaks import find_leaks
@@ -77,6 +77,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         seconds=trace.seconds,
         command=trace.command,
         ended_early=trace.ended_early,
+        num_unknown_reads=num_values_only_read(trace),
         library_names=beside.library_names,
         is_context_given=trace.is_context_given,
         used_by_others_bytes=trace.used_by_others_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -47,6 +48,18 @@ def where_allocated() -> str | None:
     if found is None or found[1] == "machinery":
         found = _LINES.choose(_outwards(sys._current_frames().get(threading.main_thread().ident or 0))) or found
     return None if found is None else found[0]
+
+
+_FOLDER = os.getcwd() + os.sep
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
+
+
+def in_short(where: str | None) -> str | None:
+    """A place for a sentence: from the folder of the run, or in a library by its name."""
+    if where is None:
+        return None
+    package = _INSTALLED.search(where)
+    return f"{os.path.basename(where)} ({package[1]})" if package else where.removeprefix(_FOLDER)
 
 
 def where_of(frame: FrameType) -> str | None:

@@ -67,6 +67,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "ended_by": asdict(estimate.ended_by) if estimate.ended_by else None,
         "phases": list(estimate.phases_seen),
         "ended_early": list(estimate.ended_early),
+        "num_unknown_reads": estimate.num_unknown_reads,
         "caveats": list(estimate.caveats),
         "redirected_writes": list(estimate.redirected_writes),
         "not_sent": list(estimate.not_sent),

@@ -337,6 +337,9 @@ def _run(estimate: Estimate) -> RenderableType:
         table.add_row("phases", ", ".join(_phase_words(phase) for phase in estimate.phases_seen))
     for what in estimate.ended_early:
         table.add_row("ended early", Text(what))
+    if estimate.num_unknown_reads:
+        count = estimate.num_unknown_reads
+        table.add_row("values", Text(f"{count:,} unknown {'value' if count == 1 else 'values'} read, to show or keep"))
     for title, text in isolation_rows(estimate):
         table.add_row(title, Text(text))
     if "total" in estimate.seconds:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 from ..capture import Capture
-from ..where import where_of
+from ..where import in_short, where_of
 from .branches import branch_at, loops_around
 from .uses import Use
 
@@ -59,6 +59,8 @@ class Waiting:
         self._capture = capture
         self._waits: dict[tuple[CodeType, int], _Wait] = {}
         self._num_refusals = 0
+        self.why_another = ""
+        """In words, of the last other answer."""
 
     def is_time_for_another_answer(self, use: Use) -> int:
         """How often the loop around this branch has been shown another answer, with this one; 0: it gets the usual
@@ -105,14 +107,9 @@ class Waiting:
         return [(each["peak_allocated_bytes"], each["peak_reserved_bytes"]) for each in devices]
 
     def _say(self, frame: FrameType, rounds: int, wait: _Wait) -> None:
-        place = where_of(frame) or "an unknown line"
+        self.why_another = f"after {wait.enough:,} rounds in which no peak grew, it got another one"
         if rounds >= wait.most:
-            self._end(f"a loop at {place} that waits for an unknown value")
-        elif wait.num_tries == 1:
-            self._capture.caveat(
-                f"the loop at {place} waits for an unknown value; after {wait.enough:,} rounds in which no peak grew, "
-                "it got another one"
-            )
+            self._end(f"a loop at {in_short(where_of(frame)) or 'an unknown line'} that waits for an unknown value")
 
     def _end(self, what: str) -> None:
         if self._num_refusals == 0:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from ..capture import Capture
-from ..where import OWN_FOLDERS, where_now
+from ..where import OWN_FOLDERS, in_short, where_now
 from .branches import branch_at
 from .loops import Waiting
 from .operators import INTEGERS, torch
@@ -45,6 +45,7 @@ class UnknownReads:
         num_tries = self._waiting.is_time_for_another_answer(use) if use.decides == "a branch" else 0
         if not num_tries:
             return number
+        self.note(func, source, f"decides a loop, {self._waiting.why_another}")
         if source.dtype is torch.bool or func is torch.Tensor.__bool__:
             return 1 - number
         return _OTHER_NUMBERS[num_tries % len(_OTHER_NUMBERS)]
@@ -62,7 +63,7 @@ class UnknownReads:
 
     def note(self, func: Any, source: Any, what: str = "") -> None:
         name = getattr(func, "__name__", str(func))
-        key = (where_now() or "", f"{name}: {what}" if what else name)
+        key = (in_short(where_now()) or "", f"{name}: {what}" if what else name)
         counts = self._reads.setdefault(key, [0, 0])
         counts[0] += 1
         counts[1] += source.numel() * source.element_size()
