@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from . import own_frames
 from .capture import Capture
 from .guard.network import Network
 from .journal import this_process
@@ -24,6 +25,7 @@ def install(given: dict[str, Any]) -> Capture:
     network = Network()
     ProcessEnd(capture, network).install()
     capture.imports.install(capture.patches)
+    own_frames.install(capture)
     _time_the_import_of_torch(capture)
     from .guard import children, offline
 

@@ -16,8 +16,8 @@ FileKind = Literal["user", "library", "loop", "machinery", "foretell"]
 """`loop`: runs a training, moves batches or loads models; `machinery`: torch, Python itself, generated code."""
 
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](.+)")
-_PYTHON = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]bin[/\\][^/\\.]+$")
-"""The standard library, and the console scripts of packages."""
+_STANDARD = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\]")
+_CONSOLE_SCRIPT = re.compile(r"[/\\]bin[/\\][^/\\.]+$")
 _GENERATED = re.compile(r"[/\\](torch)?inductor(_\w+)?[/\\]|^<")
 _GUESSED_FORETELL = re.compile(r"[/\\]foretell[/\\](inside|engines|rules|allocator|protocol|capture)[/\\]")
 _MACHINERY = re.compile(
@@ -81,9 +81,11 @@ class Lines:
         if _GENERATED.search(file):
             return "machinery"
         installed = _INSTALLED.search(file)
+        is_guessed = installed is not None or _STANDARD.search(file) is not None
+        if not (file.startswith(self._libraries) if self._libraries else is_guessed):
+            return "machinery" if _CONSOLE_SCRIPT.search(file) else "user"
         if installed is None:
-            is_library = file.startswith(self._libraries) if self._libraries else False
-            return "machinery" if is_library or _PYTHON.search(file) else "user"
+            return "machinery"  # the standard library
         if _MACHINERY.match(installed[1]):
             return "machinery"
         return "loop" if _LOOPS.match(installed[1]) else "library"

@@ -36,7 +36,7 @@ OPTIONS: dict[str, Option] = {
     "survey": Option(False, "a boolean", "note what of the training could be done otherwise"),
     "alternatives": Option((), '`["autocast=bfloat16"]`', "changes to make to the training"),
     "phases": Option(True, "a boolean", "mark forward and backward; off only in tests"),
-    "verbose": Option(False, "a boolean", "show the whole traceback also of an out-of-memory error"),
+    "verbose": Option(False, "a boolean", "show whole tracebacks, with foretell's frames and of out-of-memory errors"),
     "guards": Option(
         True, "a boolean", "refuse what cannot be estimated: several ranks, a card torch has no kernels for"
     ),

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..capture import Capture
 from ..guard.network import Network
+from ..own_frames import prune, without_own_frames
 from ..where import where_raised
 
 
@@ -39,6 +40,9 @@ class ProcessEnd:
 
     def _watching_main_thread(self, previous: Any) -> Any:
         def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            if not self._capture.options.verbose:
+                traceback = without_own_frames(traceback)
+                prune(error)
             self._report(error, traceback)
             told = describe(error, traceback)
             if told["is_oom"] and not self._capture.options.verbose:
@@ -52,6 +56,8 @@ class ProcessEnd:
     def _watching_other_threads(self, previous: Any) -> Any:
         def excepthook(args: Any) -> None:
             if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+                if not self._capture.options.verbose:
+                    prune(args.exc_value)
                 self._write(args.exc_value, args.exc_traceback, thread=True)
             previous(args)
 
