@@ -129,6 +129,8 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
     yield "processes-too-many", replace(fits, together=three, oom=too_many, verdict="oom", need=need_of_all), WIDTH
     failed = EndedBy(kind="script", message="the script itself failed at train.py:3: ValueError: bad")
     yield "incomplete", replace(fits, ended_by=failed), WIDTH
+    stopped = EndedBy(kind="time_limit", message="the script was stopped at its time limit (--timeout)")
+    yield "no-step-yet", replace(fits, ended_by=stopped, steps=(), peak_step=None), WIDTH
     refused = Isolation(mode="python", reason="cannot create a user namespace: Operation not permitted")
     yield "isolated-in-python", replace(fits, isolation=refused, redirected_writes=("a",)), WIDTH
     yield "not-isolated", replace(fits, isolation=Isolation(mode="none")), WIDTH

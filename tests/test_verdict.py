@@ -219,7 +219,13 @@ def test_a_script_that_was_stopped_before_its_first_step_gives_what_is_on_the_gp
         estimate_of(CaptureFolder(tmp_path).journal("process").trace(**{how: True}, exit_status=-15))
     folder = CaptureFolder(tmp_path).torch().end(512, 2 * MIB, (512, 2 * MIB))
     with nullcontext() if is_number else pytest.raises(ScriptError):
-        assert not estimate_of(folder.trace(**{how: True}, exit_status=-15)).complete
+        estimate = estimate_of(folder.trace(**{how: True}, exit_status=-15))
+        assert (estimate.complete, estimate.has_verdict) == (False, False)
+        assert exit_code(estimate) == (130 if how == "is_interrupted" else 1)
+        result = folder.result(**{how: True}, exit_status=-15)
+        with pytest.raises(ScriptError) as stopped:
+            _ = Run(job=result.job, trace=from_capture(result)).estimate
+        assert stopped.value.estimate is not None
 
 
 def test_a_verdict_of_oom_stays_one_when_the_script_is_stopped_later(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Run:
         """The estimate; incomplete if foretell itself stopped the script (`Estimate.ended_by`). Raises `ScriptError` if
         the script failed, with what was known by then, and `UnsupportedError` if it cannot be estimated."""
         estimate = self.estimate_so_far
-        if estimate.ended_by is not None and estimate.ended_by.kind == "script":
+        if estimate.ended_by is not None and not estimate.has_verdict:
             raise ScriptError(estimate.ended_by.message, estimate=estimate)
         return estimate
 

@@ -476,6 +476,13 @@ class Estimate:
         return self.ended_by is None
 
     @property
+    def has_verdict(self) -> bool:
+        """False if the script failed, or was stopped before its first training step: it may need more than was seen."""
+        kind = self.ended_by.kind if self.ended_by is not None else None
+        is_early = kind in ("time_limit", "interrupted") and not self.steps and self.oom is None
+        return kind != "script" and not is_early
+
+    @property
     def device_bytes(self) -> int:
         """What the job needs of the card, all of its processes together."""
         return self.peak.device_bytes + self.other_processes_bytes

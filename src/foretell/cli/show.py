@@ -6,7 +6,8 @@ from foretell.cli.terminal import console, ignore_broken_pipe
 from foretell.records import Estimate
 
 OUT_OF_MEMORY = 3
-_ENDED_BY = {"script": 1, "interrupted": 130}
+SCRIPT_FAILED = 1
+INTERRUPTED = 130
 
 
 def show_text(estimate: Estimate, *, is_json: bool) -> None:
@@ -18,6 +19,9 @@ def show_text(estimate: Estimate, *, is_json: bool) -> None:
 
 
 def exit_code(estimate: Estimate) -> int:
-    """That of the verdict, unless the script failed or was interrupted."""
-    by_verdict = OUT_OF_MEMORY if estimate.verdict == "oom" else 0
-    return _ENDED_BY.get(estimate.ended_by.kind, by_verdict) if estimate.ended_by else by_verdict
+    """That of the verdict, if there is one and the run was not interrupted."""
+    if estimate.ended_by is not None and estimate.ended_by.kind == "interrupted":
+        return INTERRUPTED
+    if not estimate.has_verdict:
+        return SCRIPT_FAILED
+    return OUT_OF_MEMORY if estimate.verdict == "oom" else 0

@@ -17,6 +17,7 @@ from typing import Any
 
 from foretell import __version__
 from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Estimate, Segment
+from foretell.report.headline import label_of
 from foretell.report.steps import peak_words, step_lines
 from foretell.rules.capacity import capacity_of
 
@@ -57,6 +58,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
     return {
         "engine": estimate.engine,
         "verdict": estimate.verdict,
+        "label": label_of(estimate),
         "gpu": {
             "name": gpu.name,
             "device_name": gpu.device_name,

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from foretell.records import Attribution, Category, Estimate, Gpu
 from foretell.report.dotted import shared_prefix, shortened
+from foretell.report.headline import label_of
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
 from foretell.report.isolation import isolation_rows
 from foretell.report.places import relative_place, short_place
@@ -58,11 +59,8 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
     if estimate.oom is None:
         is_sure = capacity.spare_bytes(peak.device_high_bytes + estimate.other_processes_bytes) >= 0
         spare = format_bytes(capacity.spare_bytes(estimate.device_bytes))
-        verdict = (" FITS ", "bold white on green")
-        if estimate.ended_by:
-            verdict = (" FITS SO FAR ", "bold black on yellow")
         text = Text.assemble(
-            verdict,
+            (f" {label_of(estimate)} ", "bold black on yellow" if estimate.ended_by else "bold white on green"),
             f"  needs {'at least ' if estimate.ended_by else 'at most ' if estimate.together else ''}",
             (format_bytes(estimate.device_bytes), "bold"),
             f" of {format_bytes(capacity.available_bytes)}, ",
@@ -71,7 +69,7 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
         lines += [text, Text(), _bar(estimate, width - 6)]
     else:
         oom = estimate.oom
-        text = Text.assemble((" OUT OF MEMORY ", "bold white on red"), "  ")
+        text = Text.assemble((f" {label_of(estimate)} ", "bold white on red"), "  ")
         if oom.is_together:
             text.append("the processes of the job do not fit together")
         else:

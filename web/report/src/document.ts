@@ -12,6 +12,8 @@ export interface Document {
 export interface Estimate {
   engine: string;
   verdict: "fits" | "oom";
+  /** The verdict in words. */
+  label: string;
   gpu: { name: string; device_name: string; compute_capability: string; total_bytes: number };
   torch: string;
   cuda: string | null;

@@ -14,7 +14,7 @@ export function Header({ document }: { document: Document }) {
   return (
     <header>
       <div class="top">
-        <span class={`verdict ${estimate.verdict}`}>{oom ? "OUT OF MEMORY" : ended_by ? "FITS SO FAR" : "FITS"}</span>
+        <span class={`verdict ${estimate.verdict}`}>{estimate.label}</span>
         <h1>
           {gpu.device_name}{" "}
           <span class="soft">
