@@ -40,8 +40,10 @@ def writing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
     try:
         direct = _direct(path)
         if direct is not None:
+            whole = io.BytesIO()  # zipfile seeks, and /dev/null takes that without an error
+            yield whole
             with direct:
-                yield direct
+                direct.write(whole.getvalue())
             return
         with _replacing(path.resolve(), is_private=is_private) as file:
             yield file

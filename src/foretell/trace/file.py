@@ -10,14 +10,14 @@ import json
 import sys
 import zipfile
 from array import array
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from operator import gt
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from foretell import disk
 from foretell.errors import TraceError
-from foretell.plain import from_plain, parse_json
+from foretell.plain import from_plain, parse_json, to_plain
 from foretell.protocol import native_log
 from foretell.protocol.history import ACTIONS, ORIGIN_NAMES
 from foretell.records import CATEGORIES
@@ -112,17 +112,9 @@ def _write_members(trace: Trace, archive: zipfile.ZipFile) -> None:
                 data = array(data.typecode, data)
                 data.byteswap()
             archive.writestr(f"{name}/{column}", data.tobytes())
-    small = {f.name: _plain(getattr(trace, f.name)) for f in fields(trace) if f.name not in _TABLES}
+    small = {f.name: to_plain(getattr(trace, f.name)) for f in fields(trace) if f.name not in _TABLES}
     # Written last: a file without it is truncated.
     archive.writestr("trace.json", json.dumps({"schema": SCHEMA, "tables": tables, **small}, separators=(",", ":")))
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return asdict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
