@@ -3,8 +3,8 @@
 `auto`: at least 3 steps, and no peak has grown for the last two. Backward passes counted as steps must be more, because
 an optimizer may still come (a script may first try which batch fits). First the active trainer is asked to stop, then
 the DataLoader loop that feeds the training is ended, so that the code after the training runs too. If there is neither
-(a loop over a range), if the script trains on in the next epoch, or if the request had no effect, the optimizer's post-
-hook raises a SystemExit with code 0: it passes `except Exception`, and `finally` blocks and exit handlers run.
+(a loop over a range), if the script trains on in the next epoch, or if the request had no effect, the script is left
+at the end of the step (leaving.py).
 
 Sampling after the training (a thousand denoising steps in a plain loop) ends the same way: once the training has been
 asked to end, a hundred passes without gradients, for PATIENCE_SECONDS, that neither raise the peak nor hold more than
@@ -14,14 +14,12 @@ has to run to its end; its memory history is small (watch/repetitions.py).
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import time
 from dataclasses import dataclass
 
 from ..capture import Capture, in_main_thread
 from ..watch.peaks import NEGLIGIBLE_BYTES, Peaks, Summary, are_steady
+from .leaving import Leaving
 from .loaders import Loaders
 from .trainers import Trainers
 
@@ -29,10 +27,6 @@ FEWEST_STEPS = 3
 FEWEST_BACKWARDS = 10
 STEPS_TO_SPARE = 1
 """accelerate and prefetchers fetch one batch ahead, so one more step may follow the end of the loader."""
-MOST_REFUSALS = 5
-"""A bare `except:` can catch the exception; after this many the process ends without unwinding."""
-
-
 ENOUGH_PASSES = 100
 PATIENCE_SECONDS = 10.0
 
@@ -52,13 +46,6 @@ class _Sampling:
         return is_steady and num_batches == self.num_batches
 
 
-class EnoughSteps(SystemExit):
-    """Raised when the capture is complete."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-
 class Stopping:
     def __init__(self, capture: Capture, peaks: Peaks, loaders: Loaders, trainers: Trainers) -> None:
         self._capture = capture
@@ -68,7 +55,7 @@ class Stopping:
         self._summaries: list[Summary] = []
         self._asked_at: int | None = None
         self._num_started_when_asked = 0
-        self._num_refusals = 0
+        self._leaving = Leaving(capture)
         self._sampling: _Sampling | None = None
 
     def install(self) -> None:
@@ -82,9 +69,9 @@ class Stopping:
                 self._asked_at = self._capture.num_steps
                 self._num_started_when_asked = self._loaders.num_started
                 if not self._trainers.end_training() and not self._loaders.end_training_loops():
-                    self._exit("the training loop")
+                    self._leaving.leave("the training loop")
         elif self._is_overdue(self._asked_at):
-            self._exit("training that continued after its first loop was stopped")
+            self._leaving.leave("training that continued after its first loop was stopped")
 
     def _before_evaluation(self) -> None:
         if self._asked_at is None or not in_main_thread():
@@ -96,7 +83,7 @@ class Stopping:
         sampling.peaks, sampling.most_held = peaks, max(held, sampling.most_held)
         sampling.num_passes += 1
         if sampling.num_passes >= ENOUGH_PASSES and time.monotonic() - sampling.since > PATIENCE_SECONDS:
-            self._exit(f"a loop without gradients, after {sampling.num_passes} passes with the same peak")
+            self._leaving.leave(f"a loop without gradients, after {sampling.num_passes} passes with the same peak")
 
     def _has_seen_enough(self) -> bool:
         wanted = self._capture.options.steps
@@ -116,14 +103,3 @@ class Stopping:
             self._loaders.num_started > self._num_started_when_asked
         )
         return trains_on_new_data or self._capture.num_steps - asked_at > STEPS_TO_SPARE
-
-    def _exit(self, what: str) -> None:
-        if self._num_refusals == 0:
-            self._capture.journal.write("ended_early", how="exit", step=self._capture.num_steps, what=what)
-        self._num_refusals += 1
-        if self._num_refusals > MOST_REFUSALS:
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
-        raise EnoughSteps

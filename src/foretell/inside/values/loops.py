@@ -7,13 +7,11 @@ real GPU sooner or later. If it does not, the run ends there, with what is known
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 from ..capture import Capture
+from ..stop.leaving import Leaving
 from ..where import in_short, where_of
 from .branches import branch_at, loops_around
 from .uses import Use
@@ -25,15 +23,6 @@ MOST_ROUNDS = 2_000
 MOST_ROUNDS_OF_OTHERS = 20_000
 """If it is not visible that the value ends the loop."""
 ROUNDS_BETWEEN = 16
-MOST_REFUSALS = 5
-"""A bare `except:` can catch the exception; after this many the process ends without unwinding."""
-
-
-class EndlessLoop(SystemExit):
-    """Raised when a loop waits for a value that will not come."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
 
 
 @dataclass(slots=True)
@@ -58,7 +47,7 @@ class Waiting:
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self._waits: dict[tuple[CodeType, int], _Wait] = {}
-        self._num_refusals = 0
+        self._leaving = Leaving(capture)
         self.why_another = ""
         """In words, of the last other answer."""
 
@@ -109,18 +98,8 @@ class Waiting:
     def _say(self, frame: FrameType, rounds: int, wait: _Wait) -> None:
         self.why_another = f"after {wait.enough:,} rounds in which no peak grew, it got another one"
         if rounds >= wait.most:
-            self._end(f"a loop at {in_short(where_of(frame)) or 'an unknown line'} that waits for an unknown value")
-
-    def _end(self, what: str) -> None:
-        if self._num_refusals == 0:
-            self._capture.journal.write("ended_early", how="unknown_value", step=self._capture.num_steps, what=what)
-        self._num_refusals += 1
-        if self._num_refusals > MOST_REFUSALS:
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
-        raise EndlessLoop
+            place = in_short(where_of(frame)) or "an unknown line"
+            self._leaving.leave(f"a loop at {place} that waits for an unknown value", how="unknown_value")
 
 
 def _loop_around(use: Use) -> tuple[tuple[CodeType, int], int, int, bool] | None:
