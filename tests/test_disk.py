@@ -163,6 +163,14 @@ def test_a_target_that_cannot_be_written_is_refused_before_any_work(tmp_path: Pa
     assert disk.why_not_writable(tmp_path / "x") == "cannot be written: no space left on the disk"
 
 
+def test_a_link_that_leads_to_itself_is_told(tmp_path: Path, saved: Path, capsys: Any) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for words in (["report", loop], ["report", saved, "--json", loop / "x"], ["diff", saved, loop]):
+        assert main(list(map(str, words))) == 2
+        assert str(loop) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--json", "--trace", "--report", "--snapshot"])
 def test_a_run_does_not_start_with_a_target_that_cannot_be_written(option: str, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "train.py").write_text("")

@@ -45,7 +45,7 @@ def writing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
             with direct:
                 direct.write(whole.getvalue())
             return
-        with _replacing(path.resolve(), is_private=is_private) as file:
+        with _replacing(real(path), is_private=is_private) as file:
             yield file
     except OSError as error:
         raise TraceError(f"cannot write {path}: {_reason(error)}.") from None
@@ -59,7 +59,7 @@ def why_not_writable(path: Path) -> str | None:
         with contextlib.suppress(FileNotFoundError):
             if _descriptor(path) is not None or not stat.S_ISREG(path.stat().st_mode):
                 return None if os.access(path, os.W_OK) else "may not be written to"
-        folder = path.resolve().parent
+        folder = real(path).parent
         if not folder.is_dir():
             return f"no such folder: {folder}"
         with tempfile.TemporaryFile(dir=folder, prefix=".foretell-") as file:
@@ -67,6 +67,11 @@ def why_not_writable(path: Path) -> str | None:
     except OSError as error:
         return f"cannot be written: {_reason(error)}"
     return None
+
+
+def real(path: Path) -> Path:
+    """The path without links. Unlike `Path.resolve`, it takes links that lead to themselves."""
+    return Path(os.path.realpath(path))
 
 
 def _direct(path: Path) -> IO[bytes] | None:
@@ -85,10 +90,10 @@ def _direct(path: Path) -> IO[bytes] | None:
 
 def _descriptor(path: Path) -> int | None:
     """The number of an open file named /dev/fd/N, /proc/self/fd/N or by a link to one, such as /dev/stdout."""
-    own = Path("/proc/self/fd").resolve()
+    own = real(Path("/proc/self/fd"))
     path = Path(os.path.abspath(path))
     for _ in range(40):  # as many links as Linux follows
-        if path.parent.resolve() == own and path.name.isdecimal():
+        if real(path.parent) == own and path.name.isdecimal():
             return int(path.name)
         if not path.is_symlink():
             return None

@@ -78,7 +78,7 @@ def _path(options: argparse.Namespace, report: ReportFile) -> Path | None:
 
 def check_targets(targets: dict[str, str | Path | None], *, sources: Sequence[Path] = ()) -> None:
     """Rejects targets that cannot be written, or that would overwrite an input, before any work is done."""
-    taken = {source.resolve(): "is an input" for source in sources}
+    taken = {disk.real(source): "is an input" for source in sources}
     for option, path in targets.items():
         if path == "-" and is_stdout_closed():
             raise UsageError(f"{option} -: standard output is closed. Give a file name.")
@@ -89,7 +89,7 @@ def check_targets(targets: dict[str, str | Path | None], *, sources: Sequence[Pa
         problem = disk.why_not_writable(Path(path))
         if problem is not None:
             raise UsageError(f"{option} {path}: {problem}.")
-        target = Path(path).resolve()
+        target = disk.real(Path(path))
         if target in taken and not target.is_char_device():  # /dev/null may be given twice
             raise UsageError(f"{option} {path}: this file {taken[target]}. Give another file name.")
         taken[target] = f"is already the target of {option}"
