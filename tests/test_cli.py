@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +22,7 @@ from foretell.advice.advise import Findings
 from foretell.cli import main
 from foretell.cli.main import Parser
 from foretell.cli.run import _progress, add_arguments, prepare
+from foretell.cli.terminal import fresh_line
 from foretell.errors import UnsupportedError
 from foretell.runs import Progress, Watch
 from foretell.trace import from_capture, save
@@ -217,3 +222,24 @@ def test_training_without_memory_of_the_gpu_is_seen_in_the_journal(
     seen: list[Progress] = []
     Watch(tmp_path, on_progress=seen.append).tick(11)
     assert seen[0].is_on_cpu is is_on_cpu
+
+
+def test_a_line_of_foretell_does_not_follow_half_a_line_of_the_script(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "w") as log:
+        assert fresh_line(log) == ""
+        os.write(log.fileno(), b"Epoch 0:   7%|##")
+        assert fresh_line(log) == "\n"
+        os.write(log.fileno(), b"\n")
+        assert fresh_line(log) == ""
+    assert fresh_line(io.StringIO()) == ""
+
+
+def test_on_a_terminal_a_line_of_blanks_goes_on_to_the_next_line_if_there_is_text() -> None:
+    ours, theirs = os.openpty()
+    try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+        with open(theirs, "w", closefd=False) as terminal:
+            assert fresh_line(terminal) == " " * 30 + "\r"
+    finally:
+        os.close(ours)
+        os.close(theirs)

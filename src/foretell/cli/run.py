@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -270,15 +269,25 @@ def _steps(text: str) -> Steps:
     return int(text)
 
 
+_DOING = {
+    "start": "torch not imported yet",
+    "torch": "nothing on the GPU yet",
+    "cuda": "no model called yet",
+    "forward": "in a forward pass",
+    "backward": "in a backward pass",
+    "optimizer": "in the optimizer",
+    "evaluation": "evaluating",
+    "other": "between passes",
+}
+
+
 def _progress() -> Callable[[Progress], None]:
-    """Whole lines, on every new step or every ten seconds. On a terminal, a progress bar of the script is wiped first;
-    the script redraws it."""
+    """A line on every new step, or every ten seconds."""
     from foretell.units import format_bytes
 
     last_shown = (-1, "")
     last_seconds = 0.0
     is_hinted = False
-    wipe = "\r\033[K" if sys.stderr.isatty() else ""
 
     def show(progress: Progress) -> None:
         nonlocal last_shown, last_seconds, is_hinted
@@ -288,8 +297,7 @@ def _progress() -> Callable[[Progress], None]:
             is_hinted = True
             say(
                 "the script trains, but has put nothing on the GPU. Does it need an option such as --device, --cuda or "
-                "--accel? Is CUDA_VISIBLE_DEVICES empty?",
-                before=wipe,
+                "--accel? Is CUDA_VISIBLE_DEVICES empty?"
             )
         if now[0] == last_shown[0] and progress.seconds - last_seconds < pause:
             return
@@ -298,11 +306,11 @@ def _progress() -> Callable[[Progress], None]:
             reserved = f", reserved {format_bytes(progress.reserved_bytes)}" if progress.reserved_bytes else ""
             text = f"step {progress.num_steps - 1} done{reserved}"
         else:
-            text = f"{progress.phase}, no step finished" if progress.phase else "starting"
+            text = f"no step finished yet, {_DOING[progress.phase or progress.stage]}"
         if progress.num_operators:
             text += f", {progress.num_operators:,} operators computed"
         if progress.remaining_seconds is not None:
             text += f", about {progress.remaining_seconds:.0f} s left"
-        say(f"{progress.seconds:.0f} s, {text}", before=wipe)
+        say(f"{progress.seconds:.0f} s, {text}")
 
     return show

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from foretell.cli.terminal import console, ignore_broken_pipe
+import sys
+
+from foretell.cli.terminal import console, fresh_line, ignore_broken_pipe
 from foretell.records import Estimate
 
 OUT_OF_MEMORY = 3
@@ -15,6 +17,8 @@ def show_text(estimate: Estimate, *, is_json: bool) -> None:
     from foretell.report import text
 
     with ignore_broken_pipe():
+        stream = sys.stderr if is_json else sys.stdout
+        stream.write(fresh_line(stream))
         text.render(estimate, console(stderr=is_json))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING
@@ -29,12 +30,32 @@ def printable(text: str) -> str:
     return _SURROGATES.sub("?", _CONTROL.sub("", text))
 
 
-def say(message: str, *, before: str = "") -> None:
+def say(message: str) -> None:
     """A line of foretell's own, on standard error."""
     try:
-        print(f"{before}foretell: {printable(message)}", file=sys.stderr, flush=True)
+        print(f"{fresh_line(sys.stderr)}foretell: {printable(message)}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
         _give_up(sys.stderr)
+
+
+def fresh_line(stream: IO[str]) -> str:
+    """What to print first, so that the next text does not follow half a line of the script, such as a progress bar.
+
+    The script writes to the same place without our knowing. On a terminal, as many blanks as it has columns fill an
+    empty line, and go on to the next one otherwise; in a file, the last character tells.
+    """
+    try:
+        descriptor = stream.fileno()
+        if stream.isatty():
+            return " " * os.get_terminal_size(descriptor).columns + "\r"
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            with open(f"/proc/self/fd/{descriptor}", "rb") as file:
+                file.seek(-1, os.SEEK_END)
+                return "" if file.read() == b"\n" else "\n"
+    except (OSError, ValueError):
+        pass
+    return ""
 
 
 def console(*, stderr: bool = False) -> Console:

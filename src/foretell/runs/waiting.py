@@ -99,6 +99,8 @@ class Progress:
     num_steps: int
     reserved_bytes: int | None
     phase: str | None
+    stage: Literal["start", "torch", "cuda"] = "start"
+    """`torch`: it has been imported; `cuda`: the GPU is in use."""
     num_operators: int = 0
     """Operators computed so far, with `execute`."""
     remaining_seconds: float | None = None
@@ -196,6 +198,7 @@ class _Journals:
         self._num_steps = 0
         self._reserved: int | None = None
         self._phase: str | None = None
+        self._stage: Literal["start", "torch", "cuda"] = "start"
         self._is_training = self._has_cuda = False
 
     def progress(self, seconds: float) -> Progress:
@@ -207,6 +210,7 @@ class _Journals:
             num_steps=self._num_steps,
             reserved_bytes=self._reserved,
             phase=self._phase,
+            stage=self._stage,
             num_operators=self._num_operators,
             remaining_seconds=self._remaining_seconds(seconds),
             is_on_cpu=self._is_training and not (self._has_cuda or self._reserved),
@@ -233,6 +237,9 @@ class _Journals:
                     self._is_training |= self._phase == "backward"
                 elif line["kind"] == "cuda":
                     self._has_cuda = True
+                    self._stage = "cuda"
+                elif line["kind"] == "torch" and self._stage == "start":
+                    self._stage = "torch"
                 elif line["kind"] == "operators":
                     self._num_operators = int(line["count"])
 

@@ -69,9 +69,9 @@ class Stopping:
                 self._asked_at = self._capture.num_steps
                 self._num_started_when_asked = self._loaders.num_started
                 if not self._trainers.end_training() and not self._loaders.end_training_loops():
-                    self._leaving.leave("the training loop")
+                    self._leaving.leave("the script, in its training loop")
         elif self._is_overdue(self._asked_at):
-            self._leaving.leave("training that continued after its first loop was stopped")
+            self._leaving.leave("the script, as it went on training beyond its first loop")
 
     def _before_evaluation(self) -> None:
         if self._asked_at is None or not in_main_thread():
