@@ -9,6 +9,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 HOSTILE = (
@@ -134,7 +135,7 @@ def _mutate_value(value: Any, chance: random.Random) -> Any:
         return changed_list
     if isinstance(value, int) and not isinstance(value, bool) and chance.random() < 0.4:
         return value + chance.choice((-1, 1, 512, -512, 2**20, 2**40))
-    return chance.choice(HOSTILE)
+    return deepcopy(chance.choice(HOSTILE))  # what is put in may be changed in its turn
 
 
 def mutate_zip(data: bytes, chance: random.Random) -> bytes:

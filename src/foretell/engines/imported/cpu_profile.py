@@ -131,7 +131,7 @@ def read(path: Path) -> CpuProfile:
     document = _document(path)
     try:
         return _profile(document, path)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(f"{path} is a damaged profile ({type(error).__name__}: {error}). {_HOW_TO_RECORD}") from None
 
 

@@ -36,7 +36,7 @@ def import_profile(path: Path, card: Card, *, context_bytes: int | None = None, 
     profile = read(path)
     try:
         return _imported(profile, path, card, context_bytes=context_bytes, explain=explain, started=started)
-    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         # The rules rely on what operators have; in a profile that was changed by hand, they have anything.
         raise UsageError(
             f"{path} cannot be imported: an operator or a memory event is not as PyTorch records it "
