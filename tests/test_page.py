@@ -253,7 +253,7 @@ def test_an_evaluation_has_a_row_of_its_own_among_the_steps(open_page: OpenPage)
     rows = [row.inner_text().split("\t") for row in page.locator(".peaks tbody tr").all()]
     assert [row[0] for row in rows] == ["0 to 1", "evaluation after step 1", "2"]
     assert rows[1][1:3] == ["1.0 MiB", "2.0 MiB"]
-    assert [row[3] for row in rows] == ["peak", "", ""]
+    assert [row[3] for row in rows] == ["peak reserved", "", ""]
 
 
 def test_the_header_says_verdict_card_and_peaks(page: Page) -> None:

@@ -269,6 +269,7 @@ def _steps(text: str) -> Steps:
     return int(text)
 
 
+_FIRST_STEPS = 5
 _DOING = {
     "start": "torch not imported yet",
     "torch": "nothing on the GPU yet",
@@ -282,7 +283,7 @@ _DOING = {
 
 
 def _progress() -> Callable[[Progress], None]:
-    """A line on every new step, or every ten seconds."""
+    """A line on each of the first steps, and every ten seconds."""
     from foretell.units import format_bytes
 
     last_shown = (-1, "")
@@ -299,7 +300,8 @@ def _progress() -> Callable[[Progress], None]:
                 "the script trains, but has put nothing on the GPU. Does it need an option such as --device, --cuda or "
                 "--accel? Is CUDA_VISIBLE_DEVICES empty?"
             )
-        if now[0] == last_shown[0] and progress.seconds - last_seconds < pause:
+        is_news = now[0] != last_shown[0] and now[0] <= _FIRST_STEPS
+        if not is_news and progress.seconds - last_seconds < pause:
             return
         last_shown, last_seconds = now, progress.seconds
         if progress.num_steps:

@@ -303,7 +303,7 @@ def _steps(estimate: Estimate) -> RenderableType | None:
             table.add_row("...")
         else:
             table.add_row(
-                line.place, *line.sizes, "peak" if line.is_peak else "", style="bold" if line.is_peak else ""
+                line.place, *line.sizes, "peak reserved" if line.is_peak else "", style="bold" if line.is_peak else ""
             )
     return Padding(table, (1, 2, 0, 2), expand=False)
 

@@ -1,6 +1,6 @@
 /** The summary: what the peak consists of, which changes would lower it, and what leaks. */
 import type { Document, StepPeak } from "./document";
-import { bytes, number, share, shortPath, words } from "./format";
+import { bytes, number, share, shortPath, when, words } from "./format";
 import type { Choice } from "./state";
 
 const BASIS = { measured: "Measured by running the job with the change", estimated: "Computed from this run" };
@@ -96,7 +96,7 @@ function Peaks({ peaks }: { peaks: StepPeak[] }) {
             <tr class={is_peak ? "is-peak" : undefined}>
               <td>{place}</td>
               {sizes.map((size) => <td class="amount">{size}</td>)}
-              <td>{is_peak && "peak"}</td>
+              <td>{is_peak && "peak reserved"}</td>
             </tr>
           ))}
         </tbody>
@@ -110,6 +110,6 @@ function summary({ run }: Choice): string {
   const total = levels.reduce((sum, each) => sum + each, 0);
   const largest = [...levels.keys()].filter((i) => levels[i]! > 0).sort((a, b) => levels[b]! - levels[a]!).slice(0, 3);
   const parts = largest.map((i) => `${words(run.categories[i]!)} ${bytes(levels[i]!)} (${share(levels[i]!, total)})`);
-  const when = span ? ` in step ${span.step}, ${words(span.phase)}` : "";
-  return `Allocated memory peaks at ${bytes(total)}${when}. Largest categories: ${parts.join(", ")}.`;
+  const moment = span ? ` in ${when(span)}` : "";
+  return `Allocated memory peaks at ${bytes(total)}${moment}. Largest categories: ${parts.join(", ")}.`;
 }

@@ -21,6 +21,11 @@ const DISPLAY_NAMES: Record<string, string> = {
 };
 export const words = (name: string): string => DISPLAY_NAMES[name] ?? name;
 
+/** A step and phase in words; an evaluation is not part of the step after it. */
+export const when = ({ step, phase }: { step: number; phase: string }): string =>
+  phase !== "evaluation" ? `step ${step}, ${words(phase)}`
+  : step > 0 ? `evaluation after step ${step - 1}` : "evaluation before training";
+
 /** The path of a library's file from its package on, or the last two components of one of the user's own: short, yet
  * enough to recognise the file. Tooltips show the full path. */
 export const shortPath = (path: string): string =>

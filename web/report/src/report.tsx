@@ -3,7 +3,7 @@ import { useMemo } from "preact/hooks";
 import { Blocks } from "./blocks";
 import type { Document } from "./document";
 import { Findings } from "./findings";
-import { bytes, number, words } from "./format";
+import { bytes, number, when } from "./format";
 import { Header } from "./header";
 import { Holders } from "./holders";
 import { Run } from "./run";
@@ -41,7 +41,7 @@ function Moment({ choice }: { choice: Choice }) {
     <div class="moment" role="status" aria-live="polite">
       <span>
         <strong>{choice.isAtPeak ? "At the peak" : "At the selected moment"}</strong>: event {number(event)}
-        {span && `, step ${span.step}, ${words(span.phase)}`}:{" "}
+        {span && `, ${when(span)}`}:{" "}
         <strong data-testid="moment-allocated">{bytes(choice.allocated.value)}</strong> allocated,{" "}
         {bytes(run.reservedAt(event))} reserved
       </span>

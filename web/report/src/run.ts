@@ -106,15 +106,21 @@ export interface Step {
   begin: number;
   /** The first event after the step. */
   end: number;
+  /** Otherwise it is what ran after the last step. */
+  isTraining: boolean;
 }
 
-function stepsOf({ spans, num_events }: Columns): Step[] {
+function stepsOf({ spans, strings, num_events }: Columns): Step[] {
   const found: Step[] = [];
   spans.begin.forEach((begin, i) => {
     const step = spans.step[i]!, last = found.at(-1);
-    if (last?.step === step) return;
+    const isTraining = step === 0 || !["evaluation", "other"].includes(strings[spans.phase[i]!] ?? "other");
+    if (last?.step === step) {
+      last.isTraining ||= isTraining;
+      return;
+    }
     if (last) last.end = begin;
-    found.push({ step, begin, end: num_events });
+    found.push({ step, begin, end: num_events, isTraining });
   });
   return found.filter((each) => each.end > each.begin);
 }

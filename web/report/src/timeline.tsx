@@ -4,7 +4,7 @@ import { useLayoutEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { CategoryName } from "./category";
-import { bytes, exactBytes, number, share, words } from "./format";
+import { bytes, exactBytes, number, share, when, words } from "./format";
 import { firstAbove } from "./run";
 import type { Buckets } from "./levels";
 import type { Choice } from "./state";
@@ -88,7 +88,9 @@ function StepChoice({ choice }: { choice: Choice }) {
     >
       <option value="all">Whole run</option>
       <option value="-1" hidden>Custom range</option>
-      {steps.map((each, i) => <option value={i}>Step {each.step}</option>)}
+      {steps.map(({ step, isTraining }, i) => (
+        <option value={i}>{isTraining ? `Step ${step}` : `After step ${step - 1}`}</option>
+      ))}
     </select>
   );
 }
@@ -174,7 +176,7 @@ function Tooltip({ choice, hovered }: { choice: Choice; hovered: Signal<Hover | 
       style={{ top: `${hover.top}px`, left: `${left}px`, width: `${TOOLTIP}px` }}
     >
       <strong>event {number(hover.event)}</strong>
-      {span && <div>step {span.step}, {words(span.phase)}</div>}
+      {span && <div>{when(span)}</div>}
       {hover.numEvents > 1 && <div class="soft">highest of {number(hover.numEvents)} events here</div>}
       <table>
         <tbody>
@@ -355,7 +357,8 @@ function decorate(chart: uPlot, choice: Choice, limit: number, isLimitNear: bool
     }
     const room = Math.max(right - left, 34 * scale); // label only some of many narrow steps
     if (left < written) continue;
-    const text = room > 60 * scale ? `step ${step.step}` : String(step.step);
+    const name = step.isTraining ? `step ${step.step}` : `after step ${step.step - 1}`;
+    const text = room > 60 * scale ? name : step.isTraining ? String(step.step) : "";
     if (right - left >= room) write(text, left, right, stepTop + band / 2, colour("soft"));
     else write(text, left, left + room, stepTop + band / 2, colour("soft"));
     written = left + room;
