@@ -34,7 +34,8 @@ def require_a_number(trace: Trace, ended_by: EndedBy | None) -> None:
         return
     has_trained = bool(trace.steps) or "backward" in trace.phases_seen
     if ended_by is not None and not (ended_by.kind in _STOPPED and has_trained):
-        raise ScriptError(f"{_sentence(ended_by.message)} {_REMEDIES.get(ended_by.kind, '')}".strip())
+        remedy = _REMEDIES.get(ended_by.kind)
+        raise ScriptError(f"{_sentence(ended_by.message)} {remedy}" if remedy else ended_by.message)
     what = f"{_sentence(ended_by.message)} Nothing was put on the GPU by then" if ended_by else _NOTHING
     raise NothingOnGpuError(f"{what}, so there is nothing to estimate. {_where_to_look(trace, has_trained)}")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from foretell.cli.main import INTERRUPTED
 from foretell.cli.terminal import console, fresh_line, ignore_broken_pipe
 from foretell.records import Estimate
 
 OUT_OF_MEMORY = 3
 SCRIPT_FAILED = 1
-INTERRUPTED = 130
 
 
 def show_text(estimate: Estimate, *, is_json: bool) -> None:
