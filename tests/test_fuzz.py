@@ -267,7 +267,10 @@ def fuzz(name: str, seeds: list[int], folder: Path) -> Iterator[str]:
     (folder / "whole").mkdir()
     whole = kind.files(folder / "whole")
     command_line.__globals__["_bug_report"] = the_bug  # main() would print it and go on
+    pytest_pid = os.getppid()
     for seed in seeds:
+        if os.getppid() != pytest_pid:
+            return  # it was killed
         chance = random.Random(f"{name}:{seed}")
         chosen = chance.choice(sorted(whole))
         place = folder / str(seed)
