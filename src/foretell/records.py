@@ -144,7 +144,7 @@ class OutOfMemory:
     message: str
     """PyTorch's own message."""
     where: str | None
-    """`file:line` in the user's code."""
+    """`file:line`, the deepest of a model, in the user's code or in a library."""
     is_together: bool = False
     """No process ran out of memory by itself, but all of them need more than the card has."""
 

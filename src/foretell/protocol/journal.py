@@ -101,7 +101,7 @@ KINDS: dict[str, Kind] = {
             "phase": Key("str"),
             "requested_bytes": Key("int"),
             "message": Key("str"),
-            "where": WHERE,
+            "where": Key("str | null", "`file:line` of the model, the user's or a library's"),
             "free_bytes": Key("int"),
             "total_bytes": Key("int"),
             "device": Key("int"),

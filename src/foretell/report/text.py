@@ -252,7 +252,8 @@ def _over_time(estimate: Estimate, width: int) -> RenderableType | None:
 
 
 def _sparkline(attribution: Attribution, width: int) -> RenderableType:
-    """Allocated bytes over the run: each column is the maximum of its events. Below it, the start of each step."""
+    """Allocated bytes over the run: each column is the maximum of its events. Below it, the start of each step, which
+    is not the evaluation before it."""
     points = timeline(attribution, max_points=width)
     most = max(point.allocated_bytes for point in points)
     line, steps, last = Text(), "", -1
@@ -261,7 +262,9 @@ def _sparkline(attribution: Attribution, width: int) -> RenderableType:
         line.append(_LEVELS[level], style=_PHASE_STYLES.get(point.phase, "default"))
         at, number = line.cell_len - 1, str(point.step)
         has_room = (not steps or at > len(steps)) and at + len(number) <= width
-        if point.step != last and has_room:
+        if point.step == last or (point.phase in ("evaluation", "other") and steps):
+            continue
+        if has_room:
             steps = steps.ljust(at) + number
         last = point.step
     legend = [Text("memory by step:")]
