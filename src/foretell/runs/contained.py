@@ -56,8 +56,12 @@ class ContainedProcess:
         finally:
             os.close(control)
             os.close(answering)
-        self._say(message)
-        started = self._lines.read(None)
+        try:
+            self._say(message)
+            started = self._lines.read(None)
+        except BaseException:  # a Ctrl-C
+            self.kill()
+            raise
         if started is None or "failed" in started:
             self._close()
             raise CannotIsolate("the helper process died" if started is None else str(started["failed"]))
