@@ -45,7 +45,7 @@ int cudaPointerGetAttributes(struct PointerAttributes *, const void *);
 void foretell_know(uintptr_t, size_t), foretell_forget(uintptr_t, size_t), foretell_abandon(uintptr_t, size_t),
     foretell_publish(uintptr_t, size_t), foretell_real_copies(int), foretell_read_known(uintptr_t, size_t, uint8_t *),
     foretell_write_known(uintptr_t, size_t, const uint8_t *);
-int foretell_is_known(uintptr_t, size_t), foretell_unimplemented_count(void);
+int foretell_is_known(uintptr_t, size_t), foretell_is_any_known(uintptr_t, size_t), foretell_unimplemented_count(void);
 const char *foretell_unimplemented_name(int);
 int cudnnBackendCreateDescriptor(int, void **), cudnnBackendDestroyDescriptor(void *), cudnnBackendFinalize(void *),
     cudnnBackendSetAttribute(void *, int, int, int64_t, const void *),
@@ -168,6 +168,7 @@ static void knowledge_is_kept_by_range(void) {
     foretell_know(at + 100, 50);
     CHECK(foretell_is_known(at, 150) && !foretell_is_known(at, 151));
     foretell_forget(at + 20, 10);
+    CHECK(foretell_is_any_known(at + 20, 11) && !foretell_is_any_known(at + 20, 10));
     CHECK(foretell_is_known(at, 20) && !foretell_is_known(at + 15, 10) && foretell_is_known(at + 30, 120));
     foretell_know(at + 10, 30);
     CHECK(foretell_is_known(at, 150));

@@ -15,7 +15,7 @@ from typing import Any
 
 _AS_BEFORE = 2
 """Of a byte: it stays known, or unknown (native/memory/known.c)."""
-_MAX_WITH_GAPS = 1 << 20
+_MAX_WITH_GAPS = 1 << 17
 """Bytes; of a larger view with gaps, all the bytes from its first to its last are known, or none."""
 
 
@@ -28,7 +28,8 @@ class DeviceBytes:
         self._is_known = library.foretell_is_known
         self.abandon = library.foretell_abandon
         self._publish = library.foretell_publish
-        for function in (self._know, self._forget, self._is_known, self.abandon, self._publish):
+        self._is_any_known = library.foretell_is_any_known
+        for function in (self._know, self._forget, self._is_known, self._is_any_known, self.abandon, self._publish):
             function.argtypes = [address, size]
         self._know.restype = self._forget.restype = self.abandon.restype = self._publish.restype = None
         self._read_known = library.foretell_read_known
@@ -56,11 +57,13 @@ class DeviceBytes:
     def is_known(self, tensor: Any) -> bool:
         if not tensor.numel() or self._is_known(*_extent(tensor)):
             return True
-        return _is_small_with_gaps(tensor) and bool(self.known_elements(tensor).all())
+        if not _is_small_with_gaps(tensor) or not self._is_any_known(*_extent(tensor)):
+            return False
+        return bool(self.known_elements(tensor).all())
 
     def forget(self, tensor: Any) -> None:
-        if not tensor.numel():
-            return
+        if not tensor.numel() or (not self._num_shared() and not self._is_any_known(*_extent(tensor))):
+            return  # memory that is shared may be known to another process
         if _is_small_with_gaps(tensor):
             self.know_elements(tensor, self._torch.zeros(tensor.shape, dtype=self._torch.bool, device="cpu"))
         else:

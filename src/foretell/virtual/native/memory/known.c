@@ -126,6 +126,10 @@ bool is_known(uintptr_t address, size_t bytes) {
 EXPORT void foretell_know(uintptr_t address, size_t bytes) { know(address, bytes, true); }
 EXPORT void foretell_forget(uintptr_t address, size_t bytes) { forget(address, bytes); }
 EXPORT int foretell_is_known(uintptr_t address, size_t bytes) { return is_known(address, bytes); }
+EXPORT int foretell_is_any_known(uintptr_t address, size_t bytes) {
+    bool run;
+    return known_prefix(address, bytes, &run) < bytes || run;
+}
 
 /* Byte by byte, for small tensors of which only some elements are known. */
 EXPORT void foretell_read_known(uintptr_t address, size_t bytes, uint8_t *is_known_byte) {
