@@ -46,14 +46,13 @@ class Labels:
                 self._of_model(name, module)
 
     def _of_model(self, model: str, module: Any) -> None:
-        module = getattr(module, "_orig_mod", module)  # the module itself, if it is compiled
         labels = []
         for name, parameter in module.named_parameters():
-            full = self._names[id(parameter)] = f"{model}.{name}"
+            full = self._names[id(parameter)] = _full_name(model, name)
             labels.append(("parameter", parameter, full))
             if parameter.grad is not None:
                 labels.append(("gradient", parameter.grad, full))
-        labels += [("buffer", buffer, f"{model}.{name}") for name, buffer in module.named_buffers()]
+        labels += [("buffer", buffer, _full_name(model, name)) for name, buffer in module.named_buffers()]
         self._owners.label(labels)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -81,3 +80,8 @@ class Labels:
     @staticmethod
     def _parameters(optimizer: Any) -> list[Any]:
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _full_name(model: str, name: str) -> str:
+    """A compiled module holds the module itself as `_orig_mod`."""
+    return f"{model}.{name}".replace("._orig_mod.", ".")
