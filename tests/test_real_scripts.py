@@ -76,6 +76,14 @@ def test_only_the_table_of_the_document_is_replaced(tmp_path: Path) -> None:
     assert "Commands: 1; a number: 1; a reason why there is none: 0; wrong: 0." in text
 
 
+def test_reason_in_the_document_is_one_sentence_without_folders(tmp_path: Path) -> None:
+    document = tmp_path / "real-scripts.md"
+    document.write_text(f"{report.BEGIN}\n{report.END}\n")
+    failed = replace(FAILED, message="it failed at /home/me/train.py:7: torchrun. Run a single process")
+    report.write([script(Reason(words="torchrun"))], {"x": failed}, document)
+    assert "| no number | 2 |  | 1 |  |  |  | it failed at train.py:7: torchrun |" in document.read_text()
+
+
 QUICK = ("mnist", "mnist-rnn", "vae", "siamese-network", "super-resolution")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from foretell.units import format_bytes
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "real-scripts.md"
 BEGIN, END = "<!-- made by make real-scripts -->", "<!-- end -->"
 COLUMNS = ("script", "from", "outcome", "exit", "steps", "seconds", "allocated", "reserved", "device", "remarks")
+
+
+_FOLDERS = re.compile(r"/\S*/(?=[^/\s]+\.py:)")
+"""Of files that messages name: they differ between machines."""
 
 
 def table(scripts: Sequence[Script], results: Mapping[str, Result]) -> Table:
@@ -56,7 +61,8 @@ def _markdown(scripts: Sequence[Script], results: Mapping[str, Result]) -> str:
 def _cells(script: Script, result: Result) -> list[str]:
     wrong = problem(script, result)
     sizes = (result.allocated_bytes, result.reserved_bytes, result.device_bytes)
-    remarks = [wrong or "", script.remark, result.message if result.verdict is None and not wrong else ""]
+    reason = result.message.partition(". ")[0] if result.verdict is None and not wrong else ""
+    remarks = [_FOLDERS.sub("", each) for each in (wrong or "", script.remark, reason)]
     if result.needed_bytes is not None:
         remarks.append(f"needs {format_bytes(result.needed_bytes)}")
     if result.ended_by and not wrong:
