@@ -193,6 +193,7 @@ def test_a_script_that_catches_out_of_memory_goes_on(cpu_run: RunForetell) -> No
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
         print("FREE", torch.cuda.mem_get_info()[0] > 1 << 30, torch.cuda.memory_reserved())
+        torch.ones(3, device="cuda")  # without it the job would be out of memory
         """
     )
     assert run.code == 0, run.tail()
