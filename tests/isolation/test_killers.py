@@ -41,7 +41,7 @@ class Running:
         self.process = subprocess.Popen(
             [*command, "--", sys.executable, str(HERE / "stubborn.py"), self._marker], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, cwd=folder, env={**os.environ, "TMPDIR": str(folder / "tmp")},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),  # a shell's background jobs ignore it
         )  # fmt: skip
         assert self.process.stdout is not None
         assert self.process.stderr is not None
