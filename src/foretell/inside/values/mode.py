@@ -152,15 +152,13 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if is_in_place and func in operators.KEEPS_BYTES:
             return True
         if not is_in_place:
-            addresses = {storage_address(each) for each in inputs if each.is_cuda}
-            is_view = all(storage_address(out) in addresses for out in outs)
             if all(self._bytes.is_known(out) for out in outs):
                 for out in outs:  # a view of something known, or a copy that was just made
-                    if not is_view or out.is_contiguous():  # with gaps, it would cost more than the operator
-                        self._bytes.know(out)
+                    self._bytes.know(out)
                 return True
-            if is_view:
-                return True
+            addresses = {storage_address(each) for each in inputs if each.is_cuda}
+            if all(storage_address(out) in addresses for out in outs):
+                return True  # views
         written = kwargs.get("out") if func not in operators.OVERWRITE else inputs[0]
         read = [each for each in inputs if each is not written]
         if not all(not each.is_cuda or self._bytes.is_known(each) for each in read):
