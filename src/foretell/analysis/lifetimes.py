@@ -116,7 +116,9 @@ class _Deciding:
         """Without a backward pass nothing is kept for it; unless the job ran out of memory before."""
         self._places: list[_Place] = []
         self._place_of = self._find_places(history.rows)
-        self._next_backward = _next_begins(spans, ("backward",), _FOR_EVER)
+        # What a job held when it ran out of memory is freed as the error leaves it, when nothing is allocated any more.
+        at_the_end = self._lives.begin[-1] + 1 if trace.ooms and len(self._lives.begin) else _FOR_EVER
+        self._next_backward = _next_begins(spans, ("backward",), at_the_end)
         self._next_forward = _next_begins(spans, ("forward", "evaluation"), _NEVER)
         self._numbers: dict[tuple[int, int, int, int, str | None], int] = {}
         self._kinds: dict[BlockKind, int] = {}
