@@ -168,7 +168,7 @@ def test_layers_are_in_memory_where_the_scratch_folder_is_on_an_overlay(folder: 
     before = in_mounts(overlay(folder / "capture", folder / "layers"))
     lines = contained_lines(*before, python=sys.executable, folder=folder, command="echo yours > mine && cat mine")
     found = answers(lines)
-    assert (found["is_in_memory"], found["exit_status"]) == (True, 0), lines
+    assert (found.get("is_in_memory"), found.get("exit_status")) == (True, 0), lines
     assert "yours" in lines
     assert f"write {folder}/work/mine" in lines
     assert (folder / "work" / "mine").read_text() == "mine\n"
