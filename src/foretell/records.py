@@ -146,7 +146,7 @@ class OutOfMemory:
     where: str | None
     """`file:line`, the deepest of a model, in the user's code or in a library."""
     is_together: bool = False
-    """No process ran out of memory by itself, but all of them need more than the card has."""
+    """Each process fits on its own, but together they need more than the card has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 A stack is cut into stretches, at each call of a module and at each frame of a training loop. The innermost stretch
 with code of the user or of a library decides: the user's innermost line in it, or else the library's. So a layer of
-your own is shown at your line even if it calls a library, a layer of a library at the library's, and what a trainer
-does by itself at the line that started it.
+your own is shown at your line even if it calls a library, a layer of a library at the library's, and work of the
+trainer itself at the line that started it.
 """
 
 from __future__ import annotations

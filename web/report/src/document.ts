@@ -30,7 +30,7 @@ export interface Estimate {
   peaks: StepPeak[];
   oom: {
     step: number; phase: string; requested_bytes: number; message: string; where: string | null;
-    /** No process ran out of memory by itself, but all of them need more than the card has. */
+    /** Each process fits on its own, but together they need more than the card has. */
     is_together: boolean;
   } | null;
   ended_early: string[];

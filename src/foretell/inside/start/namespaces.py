@@ -222,7 +222,7 @@ class _Init:
     # Waiting
 
     def _see_to_its_end(self, child: int, woken: int) -> None:
-        """Reaps until all have ended: the program by itself, the others when it has or when the caller says so."""
+        """Wait until all processes have ended. When the program ends, or on request, the others are terminated."""
         unread, deadline = b"", None
         poll = select.poll()
         poll.register(self._control, select.POLLIN)

@@ -104,7 +104,7 @@ class Waiting:
 
 def _loop_around(use: Use) -> tuple[tuple[CodeType, int], int, int, bool] | None:
     """The loop that may wait for the value, how many rounds of it are enough, and too many, and whether the branch
-    leaves it. A `for` ends by itself, most of the time."""
+    leaves it. A `for` usually ends without the branch."""
     frame, offset = use.frame, use.offset
     if frame is None:
         return None
