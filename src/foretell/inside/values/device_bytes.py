@@ -29,7 +29,9 @@ class DeviceBytes:
         self.abandon = library.foretell_abandon
         self._publish = library.foretell_publish
         self._is_any_known = library.foretell_is_any_known
-        for function in (self._know, self._forget, self._is_known, self._is_any_known, self.abandon, self._publish):
+        self._is_confirmed = library.foretell_is_confirmed
+        asked = (self._is_known, self._is_any_known, self._is_confirmed)
+        for function in (*asked, self._know, self._forget, self.abandon, self._publish):
             function.argtypes = [address, size]
         self._know.restype = self._forget.restype = self.abandon.restype = self._publish.restype = None
         self._read_known = library.foretell_read_known
@@ -82,7 +84,9 @@ class DeviceBytes:
             return
         start, length = _extent(tensor)
         if length > tensor.nbytes:
-            if length <= _MAX_WITH_GAPS:
+            if self._is_confirmed(start, length):  # a view of what is known for good: nothing to write down
+                self._watch(tensor, start)
+            elif length <= _MAX_WITH_GAPS:
                 self.know_elements(tensor, self._torch.ones(tensor.shape, dtype=self._torch.bool, device="cpu"))
             elif not self._is_known(start, length):
                 self._forget(start, length)

@@ -126,6 +126,15 @@ bool is_known(uintptr_t address, size_t bytes) {
 EXPORT void foretell_know(uintptr_t address, size_t bytes) { know(address, bytes, true); }
 EXPORT void foretell_forget(uintptr_t address, size_t bytes) { forget(address, bytes); }
 EXPORT int foretell_is_known(uintptr_t address, size_t bytes) { return is_known(address, bytes); }
+/* Whether the host has confirmed all of it, in this process. */
+EXPORT int foretell_is_confirmed(uintptr_t address, size_t bytes) {
+    uintptr_t at = address, end = address + bytes;
+    lock();
+    for (size_t i = first_ending_after(at); at < end && i < num_known; at = known[i++].end)
+        if (known[i].start > at || known[i].until != CONFIRMED) break;
+    unlock();
+    return at >= end;
+}
 EXPORT int foretell_is_any_known(uintptr_t address, size_t bytes) {
     bool run;
     return known_prefix(address, bytes, &run) < bytes || run;
