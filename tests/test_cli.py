@@ -20,8 +20,9 @@ from capture_folder import CaptureFolder, device, training_run
 from foretell import api
 from foretell.advice.advise import Findings
 from foretell.cli import main
+from foretell.cli.jobs import prepare, progress
 from foretell.cli.main import Parser
-from foretell.cli.run import _progress, add_arguments, prepare
+from foretell.cli.run import add_arguments
 from foretell.cli.terminal import fresh_line
 from foretell.errors import UnsupportedError
 from foretell.runs import Progress, Watch
@@ -192,7 +193,7 @@ def test_an_estimate_that_was_shown_is_in_its_file_when_advice_is_interrupted_or
 
 
 def test_a_run_that_trains_on_the_cpu_is_hinted_at_once(capsys: Any) -> None:
-    show = _progress()
+    show = progress()
     early = Progress(seconds=9, num_steps=0, reserved_bytes=None, phase="backward", is_on_cpu=True)
     show(replace(early, is_on_cpu=False, seconds=11))
     show(early)

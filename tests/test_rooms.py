@@ -46,9 +46,10 @@ MAY_IMPORT = {
     "api": NOUNS | {"gpus", "rules", "runs", "trace", "analysis"},
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
     "evaluation": NOUNS | {"gpus", "runs", "report", "api"},
+    "plan": NOUNS | {"gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
     "evaluation.workloads": set(),
     "cli": EVERYTHING,
-    "__init__": NOUNS | {"api"},
+    "__init__": NOUNS | {"api", "plan"},
     "__main__": {"cli"},
 }
 ONLY_IN_THE_USERS_PROCESS = {"torch", "transformers"}
