@@ -18,7 +18,7 @@ from foretell.cli import main
 from foretell.diff import Held, Summary, compare, folded, grown_over, page, sentence, summary_of, text
 from foretell.diff import json as diff_json
 from foretell.diff.compare import Change, outlook, percent, signed
-from foretell.records import StepPeak
+from foretell.records import OutsidePeak, StepPeak
 from foretell.report import json as report_json
 from foretell.trace import load, save
 from foretell.units import GIB, MIB
@@ -122,8 +122,39 @@ def test_steps_are_compared_by_their_number() -> None:
         return tuple(StepPeak(index=n, peak_allocated_bytes=1, peak_reserved_bytes=r) for n, r in enumerate(reserved))
 
     difference = compare(summary(steps=steps(10, 20, 30)), summary(steps=steps(11, 20, 70, 99)))
-    assert [(step.index, step.reserved.bytes) for step in difference.steps] == [(2, 40), (0, 1)]
+    assert [(change.row.place, change.reserved.bytes) for change in difference.steps] == [("step 2", 40), ("step 0", 1)]
     assert [fact.name for fact in difference.facts] == ["steps"]
+
+
+def test_what_ran_outside_the_steps_is_compared_after_the_same_step_or_the_last() -> None:
+    def run(num_steps: int, **evaluations: int) -> Summary:
+        steps = tuple(StepPeak(index=n, peak_allocated_bytes=5, peak_reserved_bytes=5) for n in range(num_steps))
+        outside = [
+            OutsidePeak(kind="evaluation", after_step=int(n[1:]), peak_allocated_bytes=size, peak_reserved_bytes=9)
+            for n, size in evaluations.items()
+        ]
+        before = OutsidePeak(kind="before", after_step=None, peak_allocated_bytes=num_steps, peak_reserved_bytes=1)
+        return summary(steps=steps, outside_steps=(before, *outside))
+
+    difference = compare(run(4, _1=10, _3=30), run(6, _1=11, _3=12, _5=50))
+    assert difference.outside_steps is not None
+    changes = [(each.row.place, each.allocated) for each in difference.outside_steps]
+    assert [(place, change.before_bytes, change.after_bytes) for place, change in changes] == [
+        ("evaluation after step 5", 30, 50), ("before training", 4, 6), ("evaluation after step 1", 10, 11),
+    ]  # fmt: skip
+    assert [(fact.name, fact.before, fact.after) for fact in difference.facts] == [
+        ("steps", "4", "6"), ("evaluations", "2", "3"),
+    ]  # fmt: skip
+    told = json.loads(diff_json.render(difference))["outside_steps"][0]
+    assert (told["kind"], told["after_step"], told["allocated_bytes"]["change"]) == ("evaluation", 5, 20)
+
+
+def test_an_estimate_that_says_nothing_of_what_ran_outside_the_steps_is_compared_in_the_rest(tmp_path: Path) -> None:
+    outside = [{"kind": "after", "after_step": 0, "peak_allocated_bytes": 1, "peak_reserved_bytes": 1}]
+    old = written(tmp_path / "old.json", document())
+    new = written(tmp_path / "new.json", document(outside_steps=outside))
+    difference = compare(summary_of(old), summary_of(new))
+    assert (difference.outside_steps, difference.facts) == (None, ())
 
 
 def test_a_renamed_prefix_is_not_a_change() -> None:

@@ -471,7 +471,19 @@ def test_diff(golden: Any) -> None:
         path="branch.trace", gpu="a100-80gb", torch="2.6.0", verdict="oom", oom_step=2,
         command=("/usr/bin/python", "train.py", "--batch-size", "8"),
     )  # fmt: skip
-    pairs = ((before, after), (before, before), (after, before), (before, replace(before, blocks=None, modules=None)))
+    evaluated = [
+        replace(
+            before, steps=(StepPeak(index=0, peak_allocated_bytes=5 * size, peak_reserved_bytes=8 * MIB),),
+            outside_steps=(
+                OutsidePeak(kind="evaluation", after_step=0, peak_allocated_bytes=size, peak_reserved_bytes=8 * size),
+            ),
+        )
+        for size in (MIB, 2 * MIB)
+    ]  # fmt: skip
+    pairs = (
+        (before, after), (before, before), (after, before), (before, replace(before, blocks=None, modules=None)),
+        (evaluated[0], evaluated[1]),
+    )  # fmt: skip
     differences = [compare(*pair) for pair in pairs]
     shown = [printed(functools.partial(diff_text.render, each)) for each in differences]
     golden("diff", "\n----\n".join(shown))

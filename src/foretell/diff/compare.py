@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import TypeVar
 
 from foretell.diff.summary import PEAKS, Held, Summary
+from foretell.records import OutsidePeak, StepPeak
 from foretell.report.holders import OUTSIDE, layers_as_one, words_of
 from foretell.units import format_bytes
 
@@ -64,8 +65,9 @@ class BlockChange(Change):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepChange:
-    index: int
+class RowChange:
+    row: StepPeak | OutsidePeak
+    """Of the second run."""
     allocated: Change
     reserved: Change
 
@@ -89,7 +91,8 @@ class Difference:
     categories: tuple[Change, ...] | None
     modules: tuple[Change, ...] | None
     blocks: tuple[BlockChange, ...] | None
-    steps: tuple[StepChange, ...]
+    steps: tuple[RowChange, ...]
+    outside_steps: tuple[RowChange, ...] | None
     notes: tuple[str, ...]
 
     def peak(self, name: str) -> Change:
@@ -116,6 +119,9 @@ def compare(before: Summary, after: Summary) -> Difference:
         blocks = _block_changes(before.blocks, after.blocks, floor)
         if floor:
             notes.append(f"blocks of at most {format_bytes(floor)} are not compared: the list is incomplete")
+    outside = None
+    if before.outside_steps is not None and after.outside_steps is not None:
+        outside = _row_changes(_outside(before), _outside(after))
     return Difference(
         before=before,
         after=after,
@@ -128,7 +134,8 @@ def compare(before: Summary, after: Summary) -> Difference:
         categories=categories,
         modules=modules,
         blocks=blocks,
-        steps=_steps(before, after),
+        steps=_row_changes({step.index: step for step in before.steps}, {step.index: step for step in after.steps}),
+        outside_steps=outside,
         notes=tuple(notes),
     )
 
@@ -162,7 +169,10 @@ def _missing(before: Summary, after: Summary) -> list[str]:
 
 
 def _facts(before: Summary, after: Summary) -> tuple[FactChange, ...]:
+    are_evaluations_known = before.outside_steps is not None and after.outside_steps is not None
+
     def of(summary: Summary) -> dict[str, str]:
+        evaluations = [row for row in summary.outside_steps or () if row.kind == "evaluation"]
         oom = "out of memory" if summary.oom_step is None else f"out of memory in step {summary.oom_step}"
         return {
             "verdict": oom if summary.verdict == "oom" else summary.verdict,
@@ -172,6 +182,7 @@ def _facts(before: Summary, after: Summary) -> tuple[FactChange, ...]:
             "engine": summary.engine,
             "command": shlex.join(_without_folder(summary.command)),
             "steps": str(len(summary.steps)),
+            "evaluations": str(len(evaluations)) if are_evaluations_known else "unknown",
         }
 
     pairs = zip(of(before).items(), of(after).values(), strict=True)
@@ -223,21 +234,32 @@ def _block_changes(before: Sequence[Held], after: Sequence[Held], floor: int) ->
     return _largest_first(changes)
 
 
-def _steps(before: Summary, after: Summary) -> tuple[StepChange, ...]:
-    """Steps present in both."""
-    old = {step.index: step for step in before.steps}
+_Row = TypeVar("_Row", StepPeak, OutsidePeak)
+
+
+def _row_changes(before: Mapping[object, _Row], after: Mapping[object, _Row]) -> tuple[RowChange, ...]:
+    """Rows present in both, by their key."""
     changes = []
-    for new in after.steps:
-        if new.index not in old:
+    for key, new in after.items():
+        if key not in before:
             continue
-        was = old[new.index]
         allocated, reserved = (
-            Change(name=f"step {new.index}", before_bytes=getattr(was, key), after_bytes=getattr(new, key))
-            for key in ("peak_allocated_bytes", "peak_reserved_bytes")
+            Change(name=new.place, before_bytes=getattr(before[key], name), after_bytes=getattr(new, name))
+            for name in ("peak_allocated_bytes", "peak_reserved_bytes")
         )
         if allocated.bytes or reserved.bytes:
-            changes.append(StepChange(index=new.index, allocated=allocated, reserved=reserved))
-    return tuple(sorted(changes, key=lambda step: (-abs(step.reserved.bytes), -abs(step.allocated.bytes), step.index)))
+            changes.append(RowChange(row=new, allocated=allocated, reserved=reserved))
+    # A stable sort: equal changes stay in the order in which they ran.
+    return tuple(sorted(changes, key=lambda change: (-abs(change.reserved.bytes), -abs(change.allocated.bytes))))
+
+
+def _outside(summary: Summary) -> dict[object, OutsidePeak]:
+    """What follows the last step is compared with what follows the last step, however many there are."""
+    last = summary.steps[-1].index if summary.steps else None
+    return {
+        (row.kind, "last" if row.after_step is not None and row.after_step == last else row.after_step): row
+        for row in summary.outside_steps or ()
+    }
 
 
 _Kind = TypeVar("_Kind", bound=Change)

@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from foretell.diff.compare import BlockChange, Change, Difference, sentence
+from foretell.diff.compare import BlockChange, Change, Difference, RowChange, sentence
 from foretell.diff.summary import Summary
+from foretell.records import StepPeak
 from foretell.report.holders import OUTSIDE
 
 SCHEMA = "foretell.diff/1"
@@ -23,10 +24,8 @@ def render(difference: Difference) -> str:
         "by_category": _list(difference.categories, "category"),
         "by_module": _list(difference.modules, "module"),
         "blocks": None if difference.blocks is None else [_block(change) for change in difference.blocks],
-        "steps": [
-            {"index": step.index, "allocated_bytes": _sizes(step.allocated), "reserved_bytes": _sizes(step.reserved)}
-            for step in difference.steps
-        ],
+        "steps": [_row(change) for change in difference.steps],
+        "outside_steps": None if difference.outside_steps is None else [_row(c) for c in difference.outside_steps],
         "facts": {fact.name: {"before": fact.before, "after": fact.after} for fact in difference.facts},
         "notes": list(difference.notes),
     }
@@ -47,6 +46,12 @@ def _run(summary: Summary) -> dict[str, Any]:
 
 def _sizes(change: Change) -> dict[str, int]:
     return {"before": change.before_bytes, "after": change.after_bytes, "change": change.bytes}
+
+
+def _row(change: RowChange) -> dict[str, Any]:
+    row = change.row
+    place = {"index": row.index} if isinstance(row, StepPeak) else {"kind": row.kind, "after_step": row.after_step}
+    return {**place, "allocated_bytes": _sizes(change.allocated), "reserved_bytes": _sizes(change.reserved)}
 
 
 def _list(changes: Sequence[Change] | None, key: str) -> list[dict[str, Any]] | None:

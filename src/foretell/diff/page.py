@@ -43,14 +43,15 @@ _ROWS = 20
 
 
 def render(difference: Difference) -> str:
+    rows = [*difference.steps, *(difference.outside_steps or ())]
     parts = [
         _runs(difference),
         _section("The peak", [(PEAK_WORDS[change.name], change) for change in difference.peaks]),
         _section("By category", [(words_of(change.name), change) for change in difference.categories or ()]),
         _section("By module", [(_folded_name(change), change) for change in folded(difference.modules or ())]),
         _blocks(folded(difference.blocks or ())),
-        _section("By step, reserved", [(f"step {step.index}", step.reserved) for step in difference.steps]),
-        _section("By step, allocated", [(f"step {step.index}", step.allocated) for step in difference.steps]),
+        _section("By step, reserved", [(change.row.place, change.reserved) for change in rows]),
+        _section("By step, allocated", [(change.row.place, change.allocated) for change in rows]),
         _facts(difference),
         _notes(difference),
     ]

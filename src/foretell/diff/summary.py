@@ -10,7 +10,7 @@ from foretell import disk
 from foretell.errors import ScriptError, TraceError, UnsupportedError
 from foretell.masking import mask_command
 from foretell.plain import from_plain
-from foretell.records import EndedBy, Estimate, StepPeak
+from foretell.records import EndedBy, Estimate, OutsidePeak, StepPeak
 from foretell.report.holders import LISTED, blocks_at_peak, by_category, by_module
 from foretell.report.json import parse
 from foretell.units import MIB
@@ -50,6 +50,7 @@ class Summary:
     peaks: dict[str, int]
     """By name, as far as available; see PEAKS."""
     steps: tuple[StepPeak, ...]
+    outside_steps: tuple[OutsidePeak, ...] | None = None
     oom_step: int | None
     categories: dict[str, int] | None
     modules: dict[str | None, int] | None
@@ -117,6 +118,7 @@ def summary_of_run(path: str, estimate: Estimate) -> Summary:
         command=estimate.command,
         peaks=peaks,
         steps=estimate.steps,
+        outside_steps=estimate.outside_steps,
         oom_step=estimate.oom.step if estimate.oom else None,
         categories=categories,
         modules=modules,
@@ -171,6 +173,7 @@ class _Document:
     cuda: str | None = None
     command: tuple[str, ...] = ()
     steps: tuple[StepPeak, ...] = ()
+    outside_steps: tuple[OutsidePeak, ...] | None = None
     oom: _Oom | None = None
     ended_by: EndedBy | None = None
 
@@ -201,6 +204,7 @@ def _of_document(document: _Document, path: Path) -> Summary:
         command=mask_command(document.command),
         peaks={name: size for name, size in sizes.items() if size is not None},
         steps=document.steps,
+        outside_steps=document.outside_steps,
         oom_step=document.oom.step if document.oom else None,
         categories=peak.by_category,
         modules=None if modules is None else {each.module: each.bytes for each in modules},

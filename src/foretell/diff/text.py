@@ -13,7 +13,7 @@ from foretell.diff.compare import (
     BlockChange,
     Change,
     Difference,
-    StepChange,
+    RowChange,
     described,
     folded,
     outlook,
@@ -52,7 +52,7 @@ def render(difference: Difference, console: Console) -> None:
         _table("by category", _named(difference.categories or (), words_of)),
         _table("by module", _named(folded(difference.modules or ())), has_percent=not is_narrow),
         _blocks(folded(difference.blocks or ()), is_narrow=is_narrow),
-        _steps(difference.steps),
+        _steps(difference.steps, difference.outside_steps or ()),
         _facts(difference),
         _notes(difference),
     ]
@@ -98,16 +98,18 @@ def _blocks(changes: Sequence[BlockChange], *, is_narrow: bool) -> RenderableTyp
     return _titled(table, len(changes))
 
 
-def _steps(steps: Sequence[StepChange]) -> RenderableType | None:
-    if not steps:
+def _steps(steps: Sequence[RowChange], outside: Sequence[RowChange]) -> RenderableType | None:
+    """Steps first; those that all changed alike share a row."""
+    rows = [(change.row.place, change) for change in steps]
+    if len({(change.reserved.bytes, change.allocated.bytes) for change in steps}) == 1 < len(steps):
+        rows = [(f"each of {len(steps)}", steps[0])]
+    rows += [(change.row.place, change) for change in outside]
+    if not rows:
         return None
     table = _headed("by step", "reserved", "allocated")
-    if len(steps) > 1 and len({(step.reserved.bytes, step.allocated.bytes) for step in steps}) == 1:
-        table.add_row(Text(f"each of {len(steps)}"), _signed(steps[0].reserved), _signed(steps[0].allocated))
-        return _titled(table, 1)
-    for step in steps[:_ROWS]:
-        table.add_row(Text(f"step {step.index}"), _signed(step.reserved), _signed(step.allocated))
-    return _titled(table, len(steps))
+    for place, change in rows[:_ROWS]:
+        table.add_row(Text(place), _signed(change.reserved), _signed(change.allocated))
+    return _titled(table, len(rows))
 
 
 def _facts(difference: Difference) -> RenderableType | None:
