@@ -16,6 +16,7 @@ from foretell.records import Estimate, OutOfMemory, OutsidePeak, StepPeak
 from foretell.report import json as json_report
 from foretell.report import text
 from foretell.report.dotted import Dotted, shared_prefix, shortened
+from foretell.rules.capacity import LONGEST_TRAINING, capacity_of
 from foretell.units import GIB, MIB
 from report_data import LEAKS, transformer
 
@@ -171,6 +172,17 @@ def test_what_to_do_about_leaks_is_said_once(fits: Estimate) -> None:
     output = shown(replace(fits, leaks=(LEAKS[0], LEAKS[0])))
     assert output.count("LEAK") == 2
     assert output.count("loss.item()") == 1
+
+
+def test_growth_that_no_training_is_long_enough_for_is_a_note_and_no_leak(fits: Estimate) -> None:
+    little = replace(LEAKS[0], bytes_per_step=4096)
+    one, two = replace(fits, leaks=(little,)), replace(fits, leaks=(little, little))
+    note, banner = (" ".join(shown(each).split()) for each in (one, two))
+    assert "LEAK" not in note
+    assert "grows by 4.0 KiB per step, allocated at /home/ada/llm/train.py:66. That is little: the card" in note
+    assert banner.count("LEAK") == 2, "what they add up to decides"
+    spare = capacity_of(fits).spare_bytes(fits.device_bytes)
+    assert json.loads(json_report.render(two))["steps_until_full"] == spare // 8192 < LONGEST_TRAINING < spare // 4096
 
 
 def test_redirected_files_and_caveats_are_told(fits: Estimate) -> None:

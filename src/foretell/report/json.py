@@ -11,7 +11,7 @@ from foretell.errors import TraceError, UsageError
 from foretell.plain import from_plain, parse_json, to_plain
 from foretell.records import CATEGORIES, Attribution, Estimate, PeakMemory
 from foretell.report.holders import LISTED, blocks_at_peak, by_category, by_module, timeline
-from foretell.rules.capacity import capacity_of
+from foretell.rules.capacity import capacity_of, steps_until_full
 
 SCHEMA = "foretell.estimate/1"
 _OF_A_BLOCK = ("bytes", "category", "name", "module", "operator", "phase", "step", "where")
@@ -74,6 +74,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "isolation": asdict(estimate.isolation) if estimate.isolation else None,
         "advice": None if estimate.advice is None else [asdict(each) for each in estimate.advice],
         "leaks": [asdict(leak) for leak in estimate.leaks],
+        "steps_until_full": steps_until_full(estimate),
         "command": list(estimate.command),
         "timeline": _timeline(estimate.attribution) if estimate.attribution else None,
         "seconds": {"total": 0.0, "script": 0.0, **{k: round(v, 3) for k, v in estimate.seconds.items()}},

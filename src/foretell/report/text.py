@@ -12,14 +12,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from foretell.records import Attribution, Category, Estimate, Gpu
+from foretell.records import Attribution, Category, Estimate, Gpu, Leak
 from foretell.report.dotted import shared_prefix, shortened
 from foretell.report.headline import label_of
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
 from foretell.report.isolation import isolation_rows
 from foretell.report.places import relative_place, short_place
 from foretell.report.steps import StepLine, peak_words, step_lines
-from foretell.rules.capacity import capacity_of
+from foretell.rules.capacity import LONGEST_TRAINING, capacity_of, steps_until_full
 from foretell.units import GIB, format_bytes
 
 _MAX_WIDTH = 100
@@ -275,20 +275,45 @@ def _sparkline(attribution: Attribution, width: int) -> RenderableType:
 
 
 def _leaks(estimate: Estimate) -> RenderableType | None:
-    if not estimate.leaks:
+    steps = steps_until_full(estimate)
+    if steps is None:
         return None
+    if steps > LONGEST_TRAINING:
+        return Padding(Text(_small_growth(estimate, steps), style="bright_black"), (1, 2, 0, 2), expand=False)
     lines = [
         Text.assemble(
             ("LEAK ", "bold red"),
             f" grows by {format_bytes(leak.bytes_per_step)} per step; allocated at ",
-            (relative_place(leak.where) if leak.where else leak.module or "an unknown line", "bold"),
+            (_place_of(leak), "bold"),
             f"; {leak.num_blocks} blocks, {format_bytes(leak.held_bytes)} so far. ",
             f"Kept alive by {', '.join(leak.held_by)}. " if leak.held_by else "",
         )
         for leak in estimate.leaks[:_MAX_LEAKS]
     ]
+    if estimate.oom is None:
+        lines.append(Text(f"At this rate, the card is full after {_about(steps)} more steps."))
     lines.append(Text("Keep loss.item() or loss.detach() instead of tensors with their graph, or drop the references."))
     return Padding(Group(*lines), (1, 2, 0, 2), expand=False)
+
+
+def _small_growth(estimate: Estimate, steps: int) -> str:
+    growth = format_bytes(sum(leak.bytes_per_step for leak in estimate.leaks))
+    places = list(dict.fromkeys(map(_place_of, estimate.leaks)))
+    more = ", ..." if len(places) > _MAX_LEAKS else ""
+    return (
+        f"Memory grows by {growth} per step, allocated at {', '.join(places[:_MAX_LEAKS])}{more}. That is little: the "
+        f"card would be full after {_about(steps)} steps."
+    )
+
+
+def _place_of(leak: Leak) -> str:
+    return relative_place(leak.where) if leak.where else leak.module or "an unknown line"
+
+
+def _about(count: int) -> str:
+    """Two digits are enough: `about 5,700,000`."""
+    rounded = round(count, min(0, 2 - len(str(count))))
+    return f"{rounded:,}" if rounded == count else f"about {rounded:,}"
 
 
 def _steps(estimate: Estimate) -> RenderableType | None:

@@ -67,6 +67,23 @@ def smallest_that_fit(gpus: Iterable[Gpu], estimate: Estimate) -> list[Gpu]:
     ]
 
 
+LONGEST_TRAINING = 1_000_000
+"""Steps. Few trainings have more: BERT was pre-trained for as many, nanoGPT's GPT-2 for 600,000."""
+
+
+def steps_until_full(estimate: Estimate) -> int | None:
+    """After how many more steps what leaks will have filled the card; None: nothing leaks.
+
+    Leaks matter up to LONGEST_TRAINING. Of a job that does not fit anyway, the whole card is counted.
+    """
+    growth = sum(leak.bytes_per_step for leak in estimate.leaks)
+    if not growth:
+        return None
+    capacity = capacity_of(estimate)
+    room = capacity.available_bytes if estimate.oom else capacity.spare_bytes(estimate.device_bytes)
+    return max(0, room) // growth
+
+
 def capacity_of(estimate: Estimate) -> Capacity:
     return Capacity(
         total_bytes=estimate.gpu.total_bytes,
