@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import urllib.error
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from foretell.inside.guard.children import is_unobserved
 from foretell.inside.guard.network import Network
+from foretell.inside.patches import Patches
 
 
 class OfflineModeIsEnabled(ConnectionError):
@@ -41,6 +43,24 @@ def test_a_host_is_named_once_it_was_asked_for() -> None:
     network._note("example.org")
     assert network.wanted_by(socket.gaierror(-3, "Temporary failure in name resolution")) == "example.org"
     assert network.wanted_by(urllib.error.URLError(OSError(101, "Network is unreachable"))) == "example.org"
+
+
+def test_an_error_that_only_quotes_the_failures_is_about_the_first_host() -> None:
+    """As torchvision raises it, after all mirrors of a data set have failed."""
+
+    def getaddrinfo(host: str, port: int) -> None:
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    sockets = SimpleNamespace(getaddrinfo=getaddrinfo, socket=type("socket", (), {"connect": print}))
+    network = Network()
+    network._watch(SimpleNamespace(patches=Patches()), sockets)  # type: ignore[arg-type]
+    for host in ("first.example.org", "second.example.org", "localhost"):
+        raised(sockets.getaddrinfo, host, 443)
+    tried = "Error downloading x.gz:\nTried https://first.example.org/mnist/, got:\n<urlopen error>"
+    assert network.wanted_by(RuntimeError(tried)) == "first.example.org"
+    quoted = "could not fetch x.gz: [Errno -3] Temporary failure in name resolution"
+    assert network.wanted_by(RuntimeError(quoted)) == "first.example.org"
+    assert network.wanted_by(RuntimeError("x.gz is damaged")) is None
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), FileNotFoundError(2, "x"), KeyError("huggingface.co")])

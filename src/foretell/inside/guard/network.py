@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
 from typing import Any
@@ -19,10 +21,12 @@ REPOSITORY_VARIABLES = ("repo_id", "path_or_repo_id", "pretrained_model_name_or_
 
 
 class Network:
-    """The last host that was asked for."""
+    """The last host that was asked for, and those that could not be reached."""
 
     def __init__(self) -> None:
         self._host: str | None = None
+        self._failures: dict[str, str] = {}
+        """The last error of each host."""
 
     def install(self, capture: Capture) -> None:
         capture.imports.when_imported("socket", lambda socket: self._watch(capture, socket))
@@ -32,16 +36,19 @@ class Network:
             @wraps(original)
             def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
                 self._note(host)
-                return original(host, *args, **kwargs)
+                with self._noting_failures(host):
+                    return original(host, *args, **kwargs)
 
             return getaddrinfo
 
         def connecting(original: Any) -> Any:
             @wraps(original)
             def connect(self_: Any, address: Any) -> Any:
-                if isinstance(address, tuple) and self._host is None:
-                    self._note(address[0])
-                return original(self_, address)
+                host = address[0] if isinstance(address, tuple) else None
+                if self._host is None:
+                    self._note(host)
+                with self._noting_failures(host):
+                    return original(self_, address)
 
             return connect
 
@@ -49,9 +56,17 @@ class Network:
         capture.patches.wrap(socket.socket, "connect", connecting)
 
     def _note(self, host: Any) -> None:
-        name = host.decode(errors="replace") if isinstance(host, bytes) else str(host or "")
-        if name and name != "localhost" and not name.startswith(("127.", "::1", "0.0.0.0")):
-            self._host = name
+        self._host = _remote(host) or self._host
+
+    @contextmanager
+    def _noting_failures(self, host: Any) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            name = _remote(host)
+            if name is not None and _is_about_a_connection(error):
+                self._failures[name] = str(error)
+            raise
 
     def wanted_by(self, error: BaseException) -> str | None:
         """What the error would not have been raised with; None if it is about something else."""
@@ -61,7 +76,19 @@ class Network:
                 return f"{repository} from {HUB}" if repository else HUB
         if self._host is not None and any(map(_is_about_a_connection, _chain(error))):
             return self._host
-        return None
+        return next(filter(None, map(self._quoted, _chain(error))), None)
+
+    def _quoted(self, error: BaseException) -> str | None:
+        """The host that could not be reached, if the text of the error names it or quotes the failure: torchvision
+        tries all mirrors of a data set and then raises an error that is not chained to theirs."""
+        text = str(error)
+        return next((host for host, failure in self._failures.items() if host in text or failure in text), None)
+
+
+def _remote(host: Any) -> str | None:
+    name = host.decode(errors="replace") if isinstance(host, bytes) else str(host or "")
+    is_local = name == "localhost" or name.startswith(("127.", "::1", "0.0.0.0"))
+    return None if is_local or not name else name
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
