@@ -226,5 +226,9 @@ def test_processes_that_share_the_card_are_added_and_those_that_follow_each_othe
         "device_bytes": alone.peak["device_bytes"] + (200 << 20) + context,
     }
     assert done.result["verdict"] == "fits"
-    too_small = run(CHILDREN.replace("range(2)", "range(1)"), **SMALL)
+    one_child = CHILDREN.replace("range(2)", "range(1)")
+    too_small = run(one_child, **SMALL)
     assert (too_small.code, too_small.result["oom"]["is_together"]) == (3, True)
+    if HAS_CUDA:  # the CPU engine has one card, whatever CUDA_VISIBLE_DEVICES says
+        elsewhere = run("import os; os.environ['CUDA_VISIBLE_DEVICES'] = '1'\n" + one_child, **SMALL)
+        assert (elsewhere.code, elsewhere.result["together"]) == (0, None)

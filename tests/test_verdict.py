@@ -403,6 +403,20 @@ def test_a_process_on_another_device_is_not_added(tmp_path: Path) -> None:
     assert estimate_of(folder.trace()).together is None
 
 
+def test_a_process_that_sees_another_card_under_the_same_number_is_not_added(tmp_path: Path) -> None:
+    for pid, card in ((1, 0), (2, 3)):
+        folder = gpu_process(tmp_path, pid, 6 << 30, begin=0, end=100)
+        folder.call(ALLOCATION, "cudaMalloc", address=SEGMENT, bytes=6 << 30, in_use=6 << 30, card=card)
+    estimate = estimate_of(folder.trace())
+    assert (estimate.verdict, estimate.together) == ("fits", None)
+    counters = [{**device(0, MIB, (MIB, MIB)), "device": 1}]
+    folder = CaptureFolder(tmp_path, 3).torch().journal("end", 50, steps=0, phases=[], devices=counters)
+    folder.call(ALLOCATION, "cudaMalloc", address=SEGMENT, bytes=MIB, device=1, in_use=MIB, card=0)
+    assert estimate_of(folder.trace()).together == Together(
+        num_processes=2, device_bytes=(6 << 30) + MIB + 2 * 160 * MIB, reserved_bytes=(6 << 30) + MIB
+    )
+
+
 def test_managed_memory_is_a_caveat_with_its_peak_and_in_no_number(tmp_path: Path) -> None:
     folder = training_run(tmp_path)
     plain = estimate_of(folder.trace())

@@ -100,8 +100,10 @@ def _kind(number: int, name: str, subject: str, meaning: str, *words: str, is_ca
 
 
 ALLOCATION = _kind(
-    1, "allocation", "function", "device memory was allocated; in_use: bytes on the device after it",
-    "address", "bytes", "device", "in_use",
+    1, "allocation", "function",
+    "device memory was allocated; in_use: bytes on the device after it; card: the number of the device in the machine, "
+    "whatever CUDA_VISIBLE_DEVICES says",
+    "address", "bytes", "device", "in_use", "card",
 )  # fmt: skip
 FREE = _kind(
     2, "free", "function", "device memory was freed; in_use: bytes on the device after it",

@@ -87,15 +87,19 @@ def _read(result: CaptureResult) -> Trace:
     # A process that only queries the card (a compile worker) uses none of its memory.
     num_gpu_processes = sum(_peak_reserved(journals.get(p, []), native[p].driver) > 0 for p in on_gpu)
     trace = _assemble(result, pid, journals.get(pid, []) if pid else [], others, native, num_gpu_processes)
-    if num_gpu_processes < 2:
+    if pid is None or num_gpu_processes < 2:
         return trace
-    found = (_gpu_process(p, journals.get(p, []), native[p], trace.busiest_device) for p in on_gpu)
+    card = native[pid].card_of(trace.busiest_device)
+    found = (_gpu_process(p, journals.get(p, []), native[p], card) for p in on_gpu)
     return replace(trace, gpu_processes=tuple(each for each in found if each.peak_bytes))
 
 
-def _gpu_process(pid: int, lines: list[dict[str, Any]], native: _Native, device: int) -> GpuProcess:
-    counted = (d.peak_reserved_bytes for line in lines for d in devices_of(line) if d.device == device)
-    in_use = (used for used, d in zip(native.driver.in_use, native.driver.device, strict=True) if d == device)
+def _gpu_process(pid: int, lines: list[dict[str, Any]], native: _Native, card: int) -> GpuProcess:
+    """Each process numbers the devices that it sees, so the same number may be another card."""
+    counted = (d.peak_reserved_bytes for line in lines for d in devices_of(line) if native.card_of(d.device) == card)
+    in_use = (
+        used for used, d in zip(native.driver.in_use, native.driver.device, strict=True) if native.card_of(d) == card
+    )
     begins = (int(line["time_us"]) for line in lines if line["kind"] in ("cuda", "step", "end"))
     times = [*begins, *native.driver.time_us, *native.kernels.time_us[-1:]]
     return GpuProcess(
@@ -129,6 +133,12 @@ class _Native:
     num_unknown_reads: int = 0
     workspaces: tuple[tuple[int, int, int, int], ...] = ()
     """Workspaces passed to a library: time_us, address, bytes, device."""
+    cards: dict[int, int] = field(default_factory=dict)
+    """The number in the machine of each device that was used."""
+
+    def card_of(self, device: int) -> int:
+        """Without a record (the CPU engine has no driver), the number of the device."""
+        return self.cards.get(device, device)
 
     def library_functions(self) -> set[str]:
         tables = (self.library, self.convolutions, self.products, self.collectives, self.recurrent, self.sparse)
@@ -171,6 +181,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
         return table(**columns)
 
     moved, launched = rows(native_log.ALLOCATION, native_log.FREE), rows(native_log.LAUNCH)
+    allocated = rows(native_log.ALLOCATION)
     called = rows(native_log.LIBRARY_CALL, native_log.LIBRARY_LOADED, native_log.GRAPH_LAUNCH)
     has_workspace = (kind == native_log.LIBRARY_CALL.number for kind in compress(kinds, called))
     return _Native(
@@ -210,6 +221,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
         refused_addresses=tuple(compress(column[1], rows(native_log.NO_ADDRESS_SPACE))),
         num_unknown_reads=sum(rows(native_log.UNKNOWN_READ)),
         workspaces=tuple(compress(zip(*column[:4], strict=True), rows(native_log.WORKSPACE))),
+        cards=dict(zip(compress(column[3], allocated), compress(column[5], allocated), strict=True)),
     )
 
 

@@ -38,10 +38,11 @@ enum { CELL_RELU, CELL_TANH, CELL_LSTM, CELL_GRU };
 
 enum { ENTRIES_ARE_EXACT, ENTRIES_ARE_BOUND };
 
-/* Device memory was allocated; in_use: bytes on the device after it. */
-typedef struct { int64_t address, bytes, device, in_use; } AllocationRecord;
+/* Device memory was allocated; in_use: bytes on the device after it; card: the number of the device in the machine,
+ * whatever CUDA_VISIBLE_DEVICES says. */
+typedef struct { int64_t address, bytes, device, in_use, card; } AllocationRecord;
 static inline void log_allocation(const char *name, AllocationRecord r) {
-    const int64_t words[6] = {r.address, r.bytes, r.device, r.in_use, 0, 0};
+    const int64_t words[6] = {r.address, r.bytes, r.device, r.in_use, r.card, 0};
     log_event(LOG_ALLOCATION, name, words);
 }
 

@@ -11,7 +11,7 @@ int out_of_memory(size_t bytes, const char *function) {
 void allocated(const char *function, uintptr_t address, size_t bytes, int device) {
     log_allocation(function, (AllocationRecord){
         .address = (int64_t)address, .bytes = (int64_t)bytes, .device = device,
-        .in_use = (int64_t)device_state(device)->used});
+        .in_use = (int64_t)device_state(device)->used, .card = physical_index(device)});
 }
 
 void freed(const char *function, uintptr_t address, size_t bytes, int device) {
