@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "foretell"
 NOUNS = {"errors", "units", "plain", "disk", "masking", "records", "versions", "jobs"}
 IN_THE_CHILD = {
-    "inside", "engines.python_cuda", "rules", "allocator", "protocol", "errors", "units", "records", "versions",
+    "inside", "engines.python_cuda", "rules", "allocator", "protocol", "namespaces", "errors", "units", "records",
+    "versions",
 }  # fmt: skip
 """Loaded by path in the user's process, as the package `foretell_child`; so they import one another relatively, and
 nothing else of foretell."""
@@ -28,11 +29,12 @@ MAY_IMPORT = {
     "versions": set(),
     "jobs": {"errors", "plain", "records"},
     "protocol": set(),
+    "namespaces": set(),
     "gpus": NOUNS,
     "virtual": NOUNS,
     "rules": {"errors", "units", "records", "versions"},
     "allocator": {"errors", "units", "records", "versions", "protocol"},
-    "inside": {"protocol", "engines.python_cuda"},
+    "inside": {"protocol", "namespaces", "engines.python_cuda"},
     "inside.bootstrap": set(),
     "engines": set(),
     "engines.python_cuda": {"inside", "rules", "allocator", "protocol", "versions"},

@@ -10,29 +10,27 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from foretell import gpus
+from foretell import gpus, namespaces
 from foretell.errors import UnsupportedError
-from foretell.inside.start import namespaces
 from foretell.jobs import CaptureOptions, CaptureResult, Job, changes
 from foretell.runs import contained, launch
 from foretell.runs.environment import private_cache
 
 from .conftest import HERE, state_of
 
-assert isinstance(namespaces, ModuleType)
-NAMESPACES = Path(str(namespaces.__file__))
+NAMESPACES = Path(namespaces.__file__).parent
 USER = 12345
 """An identity that nobody has."""
 
 
 def contained_lines(*before: str, python: str, folder: Path, command: str) -> list[str]:
     """`command` by a shell in namespaces of its own, started through the words of `before`."""
-    words = [python, str(folder / "start_contained.py"), str(folder / "namespaces.py"), str(folder / "capture")]
+    program = folder / "namespaces" / "__main__.py"
+    words = [python, str(folder / "start_contained.py"), str(program), str(folder / "capture")]
     done = subprocess.run(
         [*before, *words, str(folder / "work"), "/bin/sh", "-c", command], capture_output=True, text=True, cwd="/",
     )  # fmt: skip
@@ -56,8 +54,8 @@ def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="test-namespaces-") as name:
         path = Path(name)
         path.chmod(0o755)
-        for file in (NAMESPACES, HERE / "start_contained.py"):
-            shutil.copy(file, path)
+        shutil.copytree(NAMESPACES, path / "namespaces", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(HERE / "start_contained.py", path)
         (path / "capture").mkdir()
         (path / "work" / "old").mkdir(parents=True)
         (path / "work" / "mine").write_text("mine\n")

@@ -212,7 +212,7 @@ def mistake_in_types(kind: str, values: dict[str, Any]) -> str | None:
 
 
 WRITES = "writes.jsonl"
-"""In the capture folder: lines of the kind `redirected_write`, by `inside/start/namespaces.py`."""
+"""In the capture folder: lines of the kind `redirected_write`, by `namespaces/processes.py`."""
 
 
 def read_journal(path: Any) -> list[dict[str, Any]]:

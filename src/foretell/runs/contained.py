@@ -1,4 +1,4 @@
-"""A program in namespaces of its own: the caller's side of `inside/start/namespaces.py`."""
+"""A program in namespaces of its own: the caller's side of `foretell.namespaces`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from foretell.errors import UsageError
 from foretell.runs.lines import JsonLines
 from foretell.runs.waiting import KILLED_SECONDS, CannotIsolate, Containment, Program
 
-NAMESPACES = Path(__file__).parent.parent / "inside" / "start" / "namespaces.py"
+NAMESPACES = Path(__file__).parent.parent / "namespaces" / "__main__.py"
 
 
 def specification(containment: Containment, program: Program) -> dict[str, Any]:
-    """As `namespaces.supervise` takes it."""
+    """As `namespaces.processes.supervise` takes it."""
     return {
         "directory": str(containment.directory),
         "writable": [str(path) for path in containment.writable],

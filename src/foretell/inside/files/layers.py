@@ -1,4 +1,4 @@
-"""What is left to do about files where the kernel protects them (`start/namespaces.py`).
+"""What is left to do about files where the kernel protects them (`foretell.namespaces`).
 
 Saved models become sparse files: on a virtual GPU they are mostly nothing, and must not fill the disk. And a folder can
 be renamed: overlayfs refuses that for one of the user's own (EXDEV), where the file system below it would not.

@@ -123,8 +123,8 @@ def run(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
 
 
 def run_contained(job: dict[str, Any], inside: Any, questions: int, answers: int) -> None:
-    """The same in namespaces of its own; `namespaces.supervise` describes the answers. The last one is empty."""
-    namespaces = importlib.import_module("foretell_child.inside.start.namespaces")
+    """The same in namespaces of its own; `namespaces/processes.py` describes the answers. The last one is empty."""
+    processes = importlib.import_module("foretell_child.namespaces.processes")
     controlled, control = os.pipe()
     told, telling = os.pipe()
     child = os.fork()
@@ -136,7 +136,7 @@ def run_contained(job: dict[str, Any], inside: Any, questions: int, answers: int
             os.close(telling)
             in_fork(job, inside)
 
-        namespaces.supervise(job["containment"], program, control=controlled, answers=telling)
+        processes.supervise(job["containment"], program, control=controlled, answers=telling)
     os.close(controlled)
     os.close(telling)
     poll = select.poll()
