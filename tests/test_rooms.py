@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "engines": set(),
     "engines.python_cuda": {"inside", "rules", "allocator", "protocol", "versions"},
     "engines.imported": NOUNS | {"protocol", "trace", "allocator", "rules"},
-    "runs": NOUNS | {"virtual", "protocol", "rules"},
+    "runs": NOUNS | {"virtual", "protocol", "namespaces", "rules"},
     "calibration": NOUNS | {"virtual"},
     "trace": NOUNS | {"allocator", "protocol"},
     "analysis": NOUNS | {"protocol", "trace", "allocator", "rules"},

@@ -14,7 +14,7 @@ import sys
 
 namespaces, directory, cwd, *argv = sys.argv[1:]
 specification = {
-    "directory": directory, "writable": [], "is_online": False, "keeps_writes": False, "is_owned": False,
+    "directory": directory, "writable": [], "is_online": False, "keeps_writes": False, "owner": None,
     "cwd": cwd, "home": cwd, "argv": argv, "environment": dict(os.environ),
 }  # fmt: skip
 message = json.dumps(specification).encode()

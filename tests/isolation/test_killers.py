@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +18,9 @@ import pytest
 from conftest import ROOT, processes_with
 from foretell import gpus
 from foretell.jobs import CaptureOptions, Job
+from foretell.namespaces.files import remove_owned
 from foretell.runs import launch
+from foretell.runs.environment import OWNER
 from foretell.runs.scratch import scratch_folder
 
 from .conftest import HERE
@@ -149,3 +153,39 @@ def test_the_scratch_folder_of_a_process_that_died_is_removed_by_the_next_one(
         assert path != other
         assert sorted(tmp_path.iterdir()) == sorted([path, other, tmp_path / "foretell-of-somebody"])
     assert [each.name for each in tmp_path.iterdir()] == ["foretell-of-somebody"]
+
+
+@pytest.mark.parametrize("num_removed", range(5))
+def test_a_scratch_folder_whose_removal_was_interrupted_is_removed_by_the_next_process(
+    num_removed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / "foretell-left"
+    (left / "layers" / "0").mkdir(parents=True)
+    for name in ("a", OWNER, "z"):
+        (left / name).touch()
+    calls = itertools.count()
+
+    def interrupted(remove: Callable[[str], None], path: str) -> None:
+        if next(calls) == num_removed:
+            raise KeyboardInterrupt
+        remove(path)
+
+    with monkeypatch.context() as patched:
+        for name in ("unlink", "rmdir"):
+            patched.setattr(os, name, partial(interrupted, getattr(os, name)))
+        with pytest.raises(KeyboardInterrupt):
+            remove_owned(str(left), OWNER)
+    assert (left / OWNER).exists()
+    with scratch_folder() as new:
+        assert list(tmp_path.iterdir()) == [new]
+
+
+def test_a_scratch_folder_keeps_its_owner_while_anything_else_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / OWNER).touch()
+    (tmp_path / "a").touch()
+    monkeypatch.setattr("foretell.namespaces.files.remove_tree", lambda path: None)
+    remove_owned(str(tmp_path), OWNER)
+    assert sorted(os.listdir(tmp_path)) == sorted([OWNER, "a"])

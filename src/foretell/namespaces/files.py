@@ -1,6 +1,5 @@
 """Files in the layers of overlays: which were changed, copies of them, and their end."""
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -47,25 +46,25 @@ def copy_sparse(path: str, target: str) -> None:
                 begin += len(piece)
 
 
-def remove_tree(path: str) -> None:
-    """Also where overlayfs has left a folder without any permission."""
-    try:
-        entries = list(os.scandir(path))
-    except PermissionError:
-        try:
-            os.chmod(path, 0o700)
-            entries = list(os.scandir(path))
-        except OSError:
-            return
-    except OSError as error:
-        if error.errno == errno.ENOTDIR:
-            os.unlink(path)
-        return
-    for entry in entries:
-        with suppress(OSError):
-            if entry.is_dir(follow_symlinks=False):
-                remove_tree(entry.path)
-            else:
-                os.unlink(entry.path)
+def remove_owned(folder: str, owner: str) -> None:
+    """Remove a scratch folder; its file `owner` last, and only if nothing else is left, because whoever finds it without
+    an owner takes the rest for somebody else's."""
     with suppress(OSError):
+        for name in os.listdir(folder):
+            if name != owner:
+                remove_tree(os.path.join(folder, name))
+        if os.listdir(folder) == [owner]:
+            os.unlink(os.path.join(folder, owner))
+            os.rmdir(folder)
+
+
+def remove_tree(path: str) -> None:
+    """A file or a folder; what cannot be removed is left."""
+    with suppress(OSError):
+        if os.path.islink(path) or not os.path.isdir(path):
+            os.unlink(path)
+            return
+        os.chmod(path, 0o700)  # overlayfs leaves folders without any permission
+        for name in os.listdir(path):
+            remove_tree(os.path.join(path, name))
         os.rmdir(path)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from .files import copy_sparse, remove_tree
+from .files import copy_sparse, remove_owned, remove_tree
 from .kernel import (
     CannotIsolate,
     die_with_parent,
@@ -35,9 +35,9 @@ def supervise(
     """Run `program` inside, and exit when everything in there has ended and the layers are removed.
 
     `spec`: directory (the capture folder), writable (folders that are let through), cwd and home (folders where files
-    are written most often), is_online, keeps_writes, is_owned (remove the capture folder if the caller has died).
-    `control` carries {"end": seconds}: terminate everything, and kill it after so long. When it is closed the caller
-    has died. Answers: {"failed": why}, or {"pid": of the program, "read_only": [...], "is_in_memory": ...}, then
+    are written most often), is_online, keeps_writes, owner (a file in the capture folder, which is removed with it if
+    the caller has died; None: the folder stays). `control` carries {"end": seconds}: terminate everything, and kill it
+    after so long. When it is closed the caller has died. Answers: {"failed": why}, or {"pid": of the program, "read_only": [...], "is_in_memory": ...}, then
     {"exit_status": ...}.
     """
     layers = os.path.join(spec["directory"], "layers")
@@ -60,8 +60,8 @@ def supervise(
             os._exit(1)
     os.waitpid(init, 0)
     remove_tree(layers)
-    if spec["is_owned"] and _has_hung_up(control):
-        remove_tree(spec["directory"])
+    if spec["owner"] and _has_hung_up(control):
+        remove_owned(spec["directory"], spec["owner"])
     os._exit(0)
 
 

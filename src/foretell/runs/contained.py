@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from foretell.errors import UsageError
+from foretell.runs.environment import OWNER
 from foretell.runs.lines import JsonLines
 from foretell.runs.waiting import KILLED_SECONDS, CannotIsolate, Containment, Program
 
@@ -25,7 +26,7 @@ def specification(containment: Containment, program: Program) -> dict[str, Any]:
         "writable": [str(path) for path in containment.writable],
         "is_online": containment.is_online,
         "keeps_writes": containment.keeps_writes,
-        "is_owned": containment.is_owned,
+        "owner": OWNER if containment.is_owned else None,
         "cwd": str(program.cwd),
         "home": program.environment.get("HOME", "/"),
     }

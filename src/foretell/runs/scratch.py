@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from foretell.errors import UnsupportedError
+from foretell.namespaces.files import remove_owned
 from foretell.runs.environment import OWNER
 
 _PREFIX = "foretell-"
@@ -29,7 +29,7 @@ def scratch_folder(kind: str = "") -> Iterator[Path]:
     try:
         yield path
     finally:
-        _remove(path)
+        remove_owned(str(path), OWNER)
         os.close(owner)
 
 
@@ -68,13 +68,6 @@ def _remove_if_left(path: Path) -> None:
     owner = os.open(path / OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if _lock(owner):
-            _remove(path)
+            remove_owned(str(path), OWNER)
     finally:
         os.close(owner)
-
-
-def _remove(path: Path) -> None:
-    for folder in path.glob("layers/*/work/work"):  # overlayfs leaves it without permissions
-        with contextlib.suppress(OSError):
-            folder.chmod(0o700)
-    shutil.rmtree(path, ignore_errors=True)
