@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from foretell.cli.files import add_files, check_targets, folder, targets_of, wri
 from foretell.cli.jobs import add_job, job_of, prepare, progress
 from foretell.cli.terminal import say
 from foretell.errors import ForetellError, UsageError
+from foretell.namespaces.files import copy_tree
 
 if TYPE_CHECKING:
     from foretell.api import Run
@@ -117,7 +117,7 @@ def _keep_writes(overlay: Path, target: Path) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
         if overlay.is_dir():
-            shutil.copytree(overlay, target, dirs_exist_ok=True, symlinks=True)
+            copy_tree(str(overlay), str(target))
     except OSError as error:
         raise UsageError(f"cannot keep the script's files in {target}: {error.strerror or error}.") from None
 

@@ -1,10 +1,12 @@
 """Files in the layers of overlays: which were changed, copies of them, and their end."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
 
+_PIECE_BYTES = 1 << 20
 UNINTERESTING = ("__pycache__", ".cache")
 """Folders whose changed files are not listed: they can be made again, and every program writes to them."""
 
@@ -26,24 +28,51 @@ def changed_in(layer: str, shown: str) -> Iterator[tuple[str, str, str]]:
             yield path, place, "write"
 
 
-def copy_sparse(path: str, target: str) -> None:
-    """A saved model is mostly holes."""
+def copy_tree(folder: str, target: str) -> None:
+    """Copy what `copy_file` copies; a file that is in the target already is replaced."""
+    os.makedirs(target, exist_ok=True)
+    for entry in os.scandir(folder):
+        copy = copy_tree if entry.is_dir(follow_symlinks=False) else copy_file
+        copy(entry.path, os.path.join(target, entry.name))
+
+
+def copy_file(path: str, target: str) -> None:
+    """Copy a link, or a file with its holes, mode and times. Pipes and sockets have no content, and are left out."""
+    state = os.lstat(path)
+    with suppress(FileNotFoundError):
+        os.unlink(target)
+    if stat.S_ISLNK(state.st_mode):
+        os.symlink(os.readlink(path), target)
+    elif stat.S_ISREG(state.st_mode):
+        _copy_content(path, target)
+        os.chmod(target, stat.S_IMODE(state.st_mode))
+        os.utime(target, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def _copy_content(path: str, target: str) -> None:
+    """A saved model is mostly holes, which must not fill the disk."""
     with open(path, "rb") as source, open(target, "wb") as copy:
         size = os.fstat(source.fileno()).st_size
         copy.truncate(size)
-        at = 0
-        while at < size:
-            try:
-                begin = os.lseek(source.fileno(), at, os.SEEK_DATA)
-            except OSError:  # only a hole is left
-                break
-            at = os.lseek(source.fileno(), begin, os.SEEK_HOLE)
+        for begin, end in _pieces_of_data(source.fileno(), size):
             source.seek(begin)
             copy.seek(begin)
-            while begin < at:
-                piece = source.read(min(1 << 20, at - begin))
+            while begin < end and (piece := source.read(min(_PIECE_BYTES, end - begin))):
                 copy.write(piece)
                 begin += len(piece)
+
+
+def _pieces_of_data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    end = 0
+    while end < size:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # only a hole is left
+        end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        yield begin, end
 
 
 def remove_owned(folder: str, owner: str) -> None:

@@ -8,14 +8,13 @@ import json
 import os
 import select
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from .files import copy_sparse, remove_owned, remove_tree
+from .files import copy_file, remove_owned, remove_tree
 from .kernel import (
     CannotIsolate,
     die_with_parent,
@@ -218,10 +217,7 @@ def _kill_all(number: signal.Signals) -> None:
 def _keep(place: str, target: str) -> None:
     try:
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        if stat.S_ISLNK(os.lstat(place).st_mode):
-            os.symlink(os.readlink(place), target)
-            return
-        copy_sparse(place, target)
+        copy_file(place, target)
     except OSError as error:
         print(f"foretell: cannot keep {target}: {error.strerror}", file=sys.stderr)
 
