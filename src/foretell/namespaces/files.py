@@ -76,8 +76,8 @@ def _pieces_of_data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def remove_owned(folder: str, owner: str) -> None:
-    """Remove a scratch folder; its file `owner` last, and only if nothing else is left, because whoever finds it without
-    an owner takes the rest for somebody else's."""
+    """Remove a scratch folder; its file `owner` last, and only if nothing else is left, because nobody removes a folder
+    without an owner."""
     with suppress(OSError):
         for name in os.listdir(folder):
             if name != owner:

@@ -86,11 +86,11 @@ def drop_capabilities() -> None:
 def mount(source: str | None, target: str, kind: str | None, flags: int = 0, data: str | None = None) -> None:
     given = [None if each is None else os.fsencode(each) for each in (source, target, kind, data)]
     if _libc.mount(given[0], given[1], given[2], ctypes.c_ulong(flags), given[3]) != 0:
-        raise OSError(ctypes.get_errno(), f"cannot mount {kind or source} on {target}: {last_error()}")
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot mount {kind or source} on {target}: {os.strerror(number)}")
 
 
 def unmount(target: str) -> None:
-    """Whether or not something is mounted there."""
     _libc.umount2(os.fsencode(target), MNT_DETACH)
 
 
@@ -112,8 +112,4 @@ def change_root(folder: str) -> None:
 
 def _check(result: int, what: str) -> None:
     if result != 0:
-        raise CannotIsolate(f"{what}: {last_error()}")
-
-
-def last_error() -> str:
-    return os.strerror(ctypes.get_errno())
+        raise CannotIsolate(f"{what}: {os.strerror(ctypes.get_errno())}")

@@ -36,8 +36,8 @@ def supervise(
     `spec`: directory (the capture folder), writable (folders that are let through), cwd and home (folders where files
     are written most often), is_online, keeps_writes, owner (a file in the capture folder, which is removed with it if
     the caller has died; None: the folder stays). `control` carries {"end": seconds}: terminate everything, and kill it
-    after so long. When it is closed the caller has died. Answers: {"failed": why}, or {"pid": of the program, "read_only": [...], "is_in_memory": ...}, then
-    {"exit_status": ...}.
+    after so long. When it is closed the caller has died. Answers: {"failed": why}, or {"pid": of the program,
+    "read_only": [...], "is_in_memory": ...}, then {"exit_status": ...}.
     """
     layers = os.path.join(spec["directory"], "layers")
     try:

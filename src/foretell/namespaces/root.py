@@ -17,7 +17,6 @@ from .kernel import (
     MS_REC,
     CannotIsolate,
     change_root,
-    last_error,
     make_read_only,
     mount,
     unmount,
@@ -89,23 +88,19 @@ class Root:
     # The place of the layers
 
     def _find_place(self) -> None:
-        if not self._can_hold_layers():
+        try:
+            self._try_overlay()
+        except OSError:
             mount("tmpfs", self._layers, "tmpfs", MS_NOSUID | MS_NODEV, "mode=700")
             self.is_in_memory = True
-            if not self._can_hold_layers():
-                raise CannotIsolate(f"overlayfs does not work here: {last_error()}")
+            self._try_overlay()
 
-    def _can_hold_layers(self) -> bool:
+    def _try_overlay(self) -> None:
         trial = os.path.join(self._layers, "trial")
         for name in ("", "lower", "merged"):
             os.mkdir(os.path.join(trial, name))
-        try:
-            self._overlay(f"{trial}/lower", f"{trial}/merged", f"{trial}/layer", 0)
-        except OSError:
-            return False
-        finally:
-            unmount(f"{trial}/merged")
-        return True
+        self._overlay(f"{trial}/lower", f"{trial}/merged", f"{trial}/layer", 0)
+        unmount(f"{trial}/merged")
 
     # Files
 
