@@ -52,7 +52,7 @@ class CaptureOptions:
     """The CPU engine really computes the values, on the CPU."""
     timeout_seconds: float | None = None
     most_host_bytes: int | None = None
-    """Limit on host memory: a run that exceeds it is stopped."""
+    """Limit on the host memory of all processes of a run: one that exceeds it is stopped."""
     stdout: Literal["inherit", "stderr", "file"] = "inherit"
     """Where the script's standard output goes. `stderr`: if our stdout carries the result. `file`: together with stderr
     to `output.txt` in the capture folder, as in all forks of a warm process."""

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from foretell.jobs import Steps
 from foretell.protocol.journal import JournalReader
+from foretell.runs import host_memory
 
 # How long a process may take to exit cleanly before it is killed, and how long a killed one may take.
 _GRACE_SECONDS = KILLED_SECONDS = 5.0
@@ -56,7 +57,7 @@ class Program:
     stderr: Path | Literal["inherit"] = "inherit"
     timeout_seconds: float | None = None
     most_bytes: int | None = None
-    """Limit on host memory, for the process itself."""
+    """Limit on the host memory of all its processes."""
     containment: Containment | None = None
     """None: it runs in the namespaces of this process."""
 
@@ -169,7 +170,7 @@ def _wait(child: Child, program: Program, watch: Watch, started: float) -> Liter
         seconds = time.monotonic() - started
         if program.timeout_seconds is not None and seconds >= program.timeout_seconds:
             return "time"
-        if program.most_bytes is not None and _resident_bytes(child.pid) > program.most_bytes:
+        if program.most_bytes is not None and host_memory.exceeds(program.most_bytes, _ancestor(child, program)):
             return "memory"
         if watch.next_tick is not None and seconds >= watch.next_tick:
             watch.tick(seconds)
@@ -181,10 +182,9 @@ def _wait(child: Child, program: Program, watch: Watch, started: float) -> Liter
             return None
 
 
-def _resident_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
+def _ancestor(child: Child, program: Program) -> int:
+    """Of all processes of the run: in a namespace the parent of the program, which adopts those that lose theirs."""
+    return (host_memory.parent_of(child.pid) if program.containment is not None else None) or child.pid
 
 
 class _Journals:
