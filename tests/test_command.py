@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,10 +56,10 @@ def test_another_python_is_asked_for_its_own_torch(folder: Path) -> None:
 
 
 def test_a_console_script_belongs_to_the_python_in_its_first_line(folder: Path) -> None:
-    script = folder / "accelerate"
+    script = folder / "trainer"
     script.write_text(f"#!{sys.executable}\n")
     script.chmod(0o755)
-    assert resolve([str(script), "launch", "x.py"]).python == sys.executable
+    assert resolve([str(script), "x.py"]).python == sys.executable
 
 
 def test_a_command_that_is_not_python_is_not_asked_for_torch(folder: Path, monkeypatch: Any) -> None:
@@ -99,6 +101,9 @@ def test_nothing_to_run_is_a_mistake_of_usage(folder: Path, words: list[str]) ->
         ["python", "-u", "-m", "torch.distributed.run", "--nproc_per_node=4", "train.py"],
         ["-m", "torch.distributed.launch", "--nproc_per_node=4", "train.py"],
         ["deepspeed", "train.py"],
+        ["deepspeed", "--num_gpus", "2", "train.py"],
+        ["deepspeed", "--num_gpus", "1", "--hostfile", "hosts", "train.py"],
+        ["deepspeed", "--num_gpus", "1", "--num_nodes", "2", "train.py"],
         ["mpirun", "-np", "4", "python", "train.py"],
         ["accelerate", "launch", "--multi_gpu", "train.py"],
         ["accelerate", "launch", "--num_processes=4", "train.py"],
@@ -154,11 +159,79 @@ def test_torchrun_without_a_script_or_with_a_missing_one_is_a_mistake_of_usage(f
 
 
 @pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        (["accelerate", "launch", "train.py", "--num_workers", "4"], ["train.py", "--num_workers", "4"]),
+        (["accelerate-launch", "--num-processes=1", "-m", "package.train"], ["-m", "package.train"]),
+        (["-m", "accelerate.commands.launch", "--num_machines", "1", "train.py"], ["train.py"]),
+    ],
+)
+def test_accelerate_launch_of_one_process_is_that_process(words: list[str], own: list[str]) -> None:
+    found = one_process(words, {"WORLD_SIZE": "1"})
+    assert found is not None
+    assert list(found.words) == own
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
+@pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
+def test_the_environment_is_the_one_accelerate_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Its own functions tell, without the process that they would start."""
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    monkeypatch.setattr(launch, "default_config_file", str(tmp_path / "missing"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    words = ["--num_processes", "1", "--mixed_precision", precision, "train.py", "--lr", "1"]
+    arguments, *_ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
+    command, variables = prepare_simple_launcher_cmd_env(arguments)
+    found = one_process(["accelerate", "launch", *words], {"HF_HOME": str(tmp_path)})
+    assert found is not None
+    assert found.environment == {name: value for name, value in variables.items() if os.environ.get(name) != value}
+    assert (sys.executable, *found.words) == tuple(command)
+
+
+@pytest.mark.parametrize(
     "words",
-    [["train.py"], ["accelerate", "launch", "train.py"], ["accelerate", "launch", "--num_processes", "1", "x.py"]],
+    [
+        ["train.py"],
+        ["accelerate", "test"],
+        ["accelerate", "launch", "--config_file", "x.yaml", "train.py"],
+        ["accelerate", "launch", "--use_fsdp", "train.py"],
+        ["accelerate", "launch", "--mixed_precision", "fp8", "train.py"],
+        ["accelerate", "launch", "--dynamo_backend", "inductor", "train.py"],
+    ],
 )
 def test_other_commands_of_one_process_run_as_they_are(words: list[str]) -> None:
     assert one_process(words, {"WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME", "HOME"])
+def test_accelerate_reads_its_configuration_itself(tmp_path: Path, variable: str) -> None:
+    folders = {"HF_HOME": ".", "XDG_CACHE_HOME": "huggingface", "HOME": ".cache/huggingface"}
+    folder = tmp_path / folders[variable] / "accelerate"
+    folder.mkdir(parents=True)
+    words, environ = ["accelerate", "launch", "train.py"], {variable: str(tmp_path)}
+    assert one_process(words, environ) is not None
+    (folder / "default_config.yaml").touch()
+    assert one_process(words, environ) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        (["--num_gpus", "1", "train.py", "--deepspeed"], ["train.py", "--local_rank=0", "--deepspeed"]),
+        (["--num_gpus=1", "--no_local_rank", "--master_port", "29501", "train.py"], ["train.py"]),
+        (["--num_accelerators=1", "--module", "package.train"], ["-m", "package.train", "--local_rank=0"]),
+    ],
+)
+def test_deepspeed_on_one_gpu_is_that_process(words: list[str], own: list[str]) -> None:
+    found = one_process(("deepspeed", *words), {})
+    assert found is not None
+    assert list(found.words) == own
+    assert (found.environment["WORLD_SIZE"], found.environment["LOCAL_RANK"]) == ("1", "0")
+    assert found.environment["MASTER_PORT"] == ("29501" if "29501" in words else "29500")
 
 
 def test_a_world_of_several_ranks_in_the_environment_is_refused() -> None:

@@ -25,6 +25,8 @@ from foretell.runs.launchers import OneProcess, one_process
 from foretell.versions import OLDEST_TORCH, parse_version
 from foretell.virtual import library_paths
 
+_SHOWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"}
+"""What is said of the environment a launcher would set."""
 _PYTHON_NAME = re.compile(r"(python|pypy)[0-9.]*")
 
 
@@ -151,7 +153,7 @@ def _without_launcher(words: Sequence[str], launched: OneProcess, cwd: Path, sea
     python = _python_of(program) if program is not None else None
     if python is not None and command.argv[0] == sys.executable:
         command = replace(command, argv=(python, *command.argv[1:]), python=python)
-    shown = " ".join(f"{name}={launched.environment[name]}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    shown = " ".join(f"{name}={value}" for name, value in launched.environment.items() if name in _SHOWN)
     note = f"{launched.launcher} has one process to start; it runs directly, with {shown}"
     return replace(command, environment=launched.environment, note=note)
 

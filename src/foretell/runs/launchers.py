@@ -1,25 +1,55 @@
-"""Launchers of several processes: torchrun with one process becomes that process; several are refused."""
+"""Launchers of several processes: one process is run without its launcher where all it does is known; several are
+refused."""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from foretell.errors import UnsupportedError
 
 _TORCHRUN = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
-_OTHERS = {
-    "deepspeed", "deepspeed.launcher.runner", "mpirun", "mpiexec", "horovodrun", "srun", "colossalai",
-}  # fmt: skip
-_FLAGS = {
-    "standalone", "module", "no-python", "run-path", "use-env", "virtual-local-rank", "duplicate-stdout-filters",
-    "duplicate-stderr-filters", "shutdown-timeout-is-fatal",
-}  # fmt: skip
-"""The options of torchrun that have no value (torch 2.6 to 2.15)."""
-_SHORT = {"m": "module", "r": "redirects", "t": "tee"}
+_DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
+_OTHERS = {"mpirun", "mpiexec", "horovodrun", "srun", "colossalai"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Syntax:
+    """The options of a launcher, with dashes; on the command line they may have underscores."""
+
+    flags: frozenset[str]
+    """Those without a value."""
+    values: frozenset[str] | None = None
+    """Those with one; None: all others."""
+    short: dict[str, str] = field(default_factory=dict)
+
+
+_TORCHRUN_SYNTAX = _Syntax(  # torch 2.6 to 2.15
+    flags=frozenset({
+        "standalone", "module", "no-python", "run-path", "use-env", "virtual-local-rank", "duplicate-stdout-filters",
+        "duplicate-stderr-filters", "shutdown-timeout-is-fatal",
+    }),
+    short={"m": "module", "r": "redirects", "t": "tee"},
+)  # fmt: skip
+_ACCELERATE_SYNTAX = _Syntax(  # of accelerate 1.15, what leads to its simple launcher
+    flags=frozenset({"module", "no-python", "quiet"}),
+    values=frozenset({
+        "num-processes", "num-machines", "machine-rank", "mixed-precision", "dynamo-backend", "main-process-ip",
+        "main-process-port", "num-cpu-threads-per-process",
+    }),
+    short={"m": "module", "q": "quiet"},
+)  # fmt: skip
+_DEEPSPEED_SYNTAX = _Syntax(  # of deepspeed 0.19, what starts processes on this machine
+    flags=frozenset({"module", "no-python", "no-local-rank", "quiet"}),
+    values=frozenset({"num-nodes", "num-gpus", "num-accelerators", "master-addr", "master-port", "log-level"}),
+    short={"q": "quiet"},
+)
+_HOSTFILE = "/job/hostfile"
+"""Where DeepSpeed looks for machines."""
 ABOUT_SEVERAL = (
     "A rank of a DDP job needs about as much memory as one process; with FSDP, ZeRO or tensor parallelism it needs "
     "less, and one process does not show how much"
@@ -40,60 +70,74 @@ class OneProcess:
 
 
 def one_process(words: Sequence[str], environ: Mapping[str, str]) -> OneProcess | None:
-    """The process of torchrun if there is one; None if the words name no launcher. Several are refused."""
-    name, at = _launcher(words)
+    """The process that a launcher would start, if there is one; None if the words name no launcher, or one that must
+    do it itself. Several are refused."""
+    name, own = _launcher(list(words))
+    if name in _TORCHRUN:
+        return _of_torchrun(name, own)
+    if name in _DEEPSPEED:
+        return _of_deepspeed(name, own)
     if name in _OTHERS:
         raise UnsupportedError(f"multi-process jobs ({name}) are not supported yet. {_HINT}")
-    if name == "accelerate" and _is_multi(words):
-        raise UnsupportedError(
-            "`accelerate launch` with several processes is not supported yet. Run one process: add "
-            f"--num_processes 1. {ABOUT_SEVERAL}."
-        )
-    if name in _TORCHRUN:
-        options, script = _torchrun_options(words[at:])
-        _refuse_several(name, options)
-        return OneProcess(words=_own_words(name, options, script), launcher=name, environment=_environment(options))
     world_size = environ.get("WORLD_SIZE", "")
     if world_size.isdigit() and int(world_size) > 1:
         raise UnsupportedError(
             f"WORLD_SIZE={world_size} is set, but multi-process jobs are not supported yet. Set WORLD_SIZE=1 and "
             f"RANK=0. {ABOUT_SEVERAL}."
         )
-    return None
+    return _of_accelerate(own, environ) if name == "accelerate" else None
 
 
-def _launcher(words: Sequence[str]) -> tuple[str, int]:
-    """The name of a launcher, or of any other command, and where its own words begin."""
+def _launcher(words: list[str]) -> tuple[str, list[str]]:
+    """The name of a launcher, or of any other command, and the words that are for it."""
     if not words:
-        return "", 0
-    name = Path(words[0]).name
-    if name == "accelerate-launch":
-        name = "accelerate"
+        return "", []
     for number, word in enumerate(words[:5]):
         if word == "-m" and number + 1 < len(words):
-            module = words[number + 1]
-            if module in _TORCHRUN | _OTHERS:
-                return module, number + 2
+            module, own = words[number + 1], words[number + 2 :]
+            if module in _TORCHRUN | _DEEPSPEED | _OTHERS:
+                return module, own
             if module == "accelerate.commands.launch":
-                return "accelerate", number + 2
-    return name, 1
+                return "accelerate", own
+    name = Path(words[0]).name
+    if name == "accelerate-launch":
+        return "accelerate", words[1:]
+    if name == "accelerate":
+        return (name, words[2:]) if words[1:2] == ["launch"] else ("", [])
+    return name, words[1:]
 
 
-def _torchrun_options(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Options by their names with dashes, and the script with its arguments."""
+def _parsed(words: list[str], syntax: _Syntax) -> tuple[dict[str, str], tuple[str, ...]] | None:
+    """Options by their names, and the script with its arguments; None if one of the options is not known."""
     options: dict[str, str] = {}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
-        name, equals, value = words[at].lstrip("-").replace("_", "-").partition("=")
-        name = _SHORT.get(name, name)
-        if equals:
-            value = words[at].partition("=")[2]
-        elif name not in _FLAGS:
-            at += 1
-            value = words[at] if at < len(words) else ""
+        name, equals, value = words[at].lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        name = syntax.short.get(name, name)
+        if name not in syntax.flags:
+            if syntax.values is not None and name not in syntax.values:
+                return None
+            if not equals:
+                at += 1
+                value = words[at] if at < len(words) else ""
         options[name] = value
         at += 1
     return options, tuple(words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:])
+
+
+# --- torchrun ---------------------------------------------------------------------------------------------------------
+
+
+def _of_torchrun(name: str, words: list[str]) -> OneProcess:
+    parsed = _parsed(words, _TORCHRUN_SYNTAX)
+    assert parsed is not None, "any option is known"
+    options, script = parsed
+    _refuse_several(name, options)
+    script = _own_words(options, script)
+    if name == "torch.distributed.launch" and "use-env" not in options:
+        script = _with_argument(script, "--local-rank=0")
+    return OneProcess(words=script, launcher=name, environment=_environment(options))
 
 
 def _refuse_several(name: str, options: Mapping[str, str]) -> None:
@@ -103,17 +147,6 @@ def _refuse_several(name: str, options: Mapping[str, str]) -> None:
     if not is_one_node or per_node not in ("1", "gpu", "auto"):
         several = f"--nproc_per_node={per_node}" if is_one_node else f"--nnodes={num_nodes}"
         raise UnsupportedError(f"multi-process jobs ({name} {several}) are not supported yet. {_HINT}")
-
-
-def _own_words(name: str, options: Mapping[str, str], script: tuple[str, ...]) -> tuple[str, ...]:
-    if "module" in options:
-        script = ("-m", *script)
-    elif "no-python" not in options and script and not script[0].endswith(".py"):
-        script = ("python", *script)
-    if name == "torch.distributed.launch" and "use-env" not in options:
-        at = 2 if "module" in options else 1
-        script = (*script[:at], "--local-rank=0", *script[at:])
-    return script
 
 
 def _environment(options: Mapping[str, str]) -> dict[str, str]:
@@ -135,12 +168,97 @@ def _environment(options: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+# --- accelerate -------------------------------------------------------------------------------------------------------
+
+
+def _of_accelerate(words: list[str], environ: Mapping[str, str]) -> OneProcess | None:
+    """Without the launcher, which imports torch once more, if its options and nothing else say what it sets."""
+    if _is_multi(words):
+        raise UnsupportedError(
+            "`accelerate launch` with several processes is not supported yet. Run one process: add "
+            f"--num_processes 1. {ABOUT_SEVERAL}."
+        )
+    parsed = _parsed(words, _ACCELERATE_SYNTAX)
+    if parsed is None or not parsed[1] or _has_accelerate_config(environ):
+        return None
+    options, script = parsed
+    precision = options.get("mixed-precision", "no").lower()
+    is_plain = options.get("dynamo-backend", "no").lower() == "no" and precision in ("no", "fp16", "bf16")
+    counts = (options.get("num-processes", "1"), options.get("num-machines", "1"), options.get("machine-rank", "0"))
+    if not is_plain or counts != ("1", "1", "0"):
+        return None
+    environment = {  # accelerate/utils/launch.py, prepare_simple_launcher_cmd_env
+        "ACCELERATE_USE_CPU": "False",
+        "ACCELERATE_MIXED_PRECISION": precision,
+        "ACCELERATE_DYNAMO_BACKEND": "NO",
+        "ACCELERATE_DYNAMO_MODE": "default",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
+        "OMP_NUM_THREADS": options.get("num-cpu-threads-per-process") or environ.get("OMP_NUM_THREADS") or "1",
+    }
+    return OneProcess(words=_own_words(options, script), launcher="accelerate", environment=environment)
+
+
+def _is_multi(words: list[str]) -> bool:
+    count = re.search(r"--num[_-](?:processes|machines)[= ](\d+)", " ".join(words))
+    return "--multi_gpu" in words or "--multi-gpu" in words or (count is not None and int(count[1]) > 1)
+
+
+def _has_accelerate_config(environ: Mapping[str, str]) -> bool:
+    """As `accelerate config` writes it."""
+    home = environ.get("HOME", "~")
+    cache = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "huggingface")
+    folder = Path(cache.replace("~", home, 1) if cache.startswith("~/") else cache, "accelerate")
+    return any((folder / f"default_config.{suffix}").exists() for suffix in ("yaml", "json"))
+
+
+# --- DeepSpeed --------------------------------------------------------------------------------------------------------
+
+
+def _of_deepspeed(name: str, words: list[str]) -> OneProcess:
+    """One GPU must be asked for: otherwise DeepSpeed uses all there are."""
+    options, script = _parsed(words, _DEEPSPEED_SYNTAX) or ({}, ())
+    num_gpus = options.get("num-gpus", options.get("num-accelerators"))
+    if num_gpus != "1" or options.get("num-nodes", "1") != "1" or os.path.exists(_HOSTFILE):
+        raise UnsupportedError(f"multi-process jobs ({name}) are not supported yet. {_HINT}")
+    script = _own_words(options, script)
+    if "no-local-rank" not in options:
+        script = _with_argument(script, "--local_rank=0")
+    environment = {  # deepspeed/launcher/launch.py
+        "CUDA_VISIBLE_DEVICES": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": options.get("master-port", "29500"),
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "CROSS_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_SIZE": "1",
+        "CROSS_SIZE": "1",
+    }
+    return OneProcess(words=script, launcher=name, environment=environment)
+
+
+# --- shared -----------------------------------------------------------------------------------------------------------
+
+
+def _own_words(options: Mapping[str, str], script: tuple[str, ...]) -> tuple[str, ...]:
+    if "module" in options:
+        return ("-m", *script)
+    if "no-python" not in options and script and not script[0].endswith(".py"):
+        return ("python", *script)
+    return script
+
+
+def _with_argument(words: tuple[str, ...], argument: str) -> tuple[str, ...]:
+    """As the first one of the script."""
+    if not words:
+        return words
+    at = 2 if words[0] in ("-m", "python") else 1
+    return (*words[:at], argument, *words[at:])
+
+
 def _free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
-
-
-def _is_multi(words: Sequence[str]) -> bool:
-    count = re.search(r"--num[_-](?:processes|machines)[= ](\d+)", " ".join(words))
-    return "--multi_gpu" in words or "--multi-gpu" in words or (count is not None and int(count[1]) > 1)
