@@ -163,6 +163,27 @@ def test_values_that_choose_the_way_are_right(cpu_run: RunForetell) -> None:
     assert printed(run, "ORDER") == ["True"]
 
 
+@pytest.mark.parametrize("execute", [False, True])
+def test_what_is_known_of_a_tensor_stays_known_when_it_is_resized(cpu_run: RunForetell, execute: bool) -> None:
+    run = cpu_run(
+        """
+        import torch
+        grown = torch.arange(3, device="cuda")
+        grown.resize_(1000)
+        grown[3:5] = 7
+        print("GROWN", grown[:5].tolist(), int(grown.resize_(2).sum()))
+        unknown = torch.nn.Linear(64, 16).cuda()(torch.rand(4, 64, device="cuda")).argmax(1)
+        part = torch.cat([torch.arange(2, device="cuda"), unknown])
+        print("PART", part.resize_(9)[:2].tolist())
+        """,
+        execute=execute,
+    )
+    assert run.code == 0, run.tail()
+    assert printed(run, "GROWN") == ["[0, 1, 2, 7, 7] 1"]
+    assert printed(run, "PART") == ["[0, 1]"]
+    assert run.result["num_unknown_reads"] == 0
+
+
 def test_a_value_nobody_knows_is_a_caveat_with_its_line(cpu_run: RunForetell) -> None:
     run = cpu_run("""
         import torch

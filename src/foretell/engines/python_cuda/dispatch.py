@@ -124,7 +124,9 @@ class Dispatch:
         needed = (offset + last + 1) * tensor.dtype.itemsize
         storage = tensor.untyped_storage()
         if needed > storage.nbytes():
-            storage = self._memory.empty((needed,), (1,), self._torch.uint8).untyped_storage()
+            larger = self._memory.empty((needed,), (1,), self._torch.uint8)
+            self._values.copy_block(tensor, larger)
+            storage = larger.untyped_storage()
         self._torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
             self._on_cpu, tensor, storage, offset, list(size), list(stride)
         )

@@ -93,6 +93,18 @@ class Values:
         is_divisible = block is None or block.requested <= MAX_BYTES_IN_PART or _is_whole(tensor, block)
         return is_divisible or self.keeps_all or address_of(tensor) in self._host
 
+    def copy_block(self, tensor: Any, larger: Any) -> None:
+        """Know the bytes of a tensor's block at the start of a larger one, too."""
+        torch, kept = self._torch, self._host.get(address_of(tensor))
+        if kept is None or (larger.numel() > MAX_BYTES_IN_PART and not self.keeps_all):
+            return
+        length = kept.nbytes()
+        self.on_host(larger)[:length] = torch.tensor([], dtype=torch.uint8, device="cpu").set_(kept)
+        if not self.keeps_all:
+            known = torch.zeros(larger.numel(), dtype=torch.bool, device="cpu")
+            known[:length] = self._known.get(address_of(tensor), True)
+            self._known[address_of(larger)] = known
+
     def _mark(self, tensor: Any, known: Any) -> None:
         """`known`: a mask; None: all."""
         torch, address, block = self._torch, address_of(tensor), self._memory.block_of(tensor)
