@@ -277,3 +277,47 @@ def test_the_doctor_finds_all_that_is_needed(capsys: Any) -> None:
     findings = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
     assert findings["self-test"]["state"] == "ok"
     assert findings["CUDA functions"]["state"] == "ok", findings["CUDA functions"]
+
+
+# --- standard output --------------------------------------------------------------------------------------------------
+
+TALKATIVE = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.randn(8, 64).cuda()).sum().backward()
+    optimizer.step()
+    print("step", step)
+"""
+
+
+@pytest.mark.parametrize("redirection", ["", ">&-", "2>&1"])
+def test_a_script_does_not_notice_that_nobody_reads_what_it_prints(tmp_path: Path, redirection: str) -> None:
+    """`foretell run train.py | head -1`: an error of its own, as on no GPU."""
+    (tmp_path / "train.py").write_text(TALKATIVE)
+    read, write = os.pipe()
+    os.close(read)
+    command = f"exec {sys.executable} -m foretell run --json result.json train.py {redirection}"
+    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    try:
+        done = subprocess.run(
+            ["sh", "-c", command], stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=unbuffered,
+            timeout=240,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert (done.returncode, "Error" in done.stderr) == (0, False), done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["complete"], len(result["steps"])) == (True, 3)
+
+
+def test_what_a_script_prints_into_a_pipe_comes_before_the_result_and_in_order(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TALKATIVE + "import os, sys\nsys.stdout.flush()\nos.write(2, b'at last\\n')\n")
+    command = [sys.executable, "-m", "foretell", "run", "train.py"]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, timeout=240
+    )
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("foretell:")]
+    assert lines[:4] == ["step 0", "step 1", "step 2", "at last"]
+    assert " FITS " in lines[5]

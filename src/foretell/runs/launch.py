@@ -17,6 +17,7 @@ from foretell.runs.calls import words_of
 from foretell.runs.command import resolve
 from foretell.runs.contained import ContainedProcess, remedy
 from foretell.runs.environment import OUTPUT, OWNER, child_environment, hub_caches, libraries_of, shared_caches
+from foretell.runs.relay import Relays
 from foretell.runs.waiting import (
     CannotIsolate,
     Child,
@@ -105,16 +106,21 @@ def _containment(job: Job, directory: Path) -> Containment:
 
 def run_program(program: Program, watch: Watch, *, warm: Warm | None = None) -> Ended:
     """Run any program to its end, including one without hooks."""
-    return warm.run(program, watch) if warm is not None else see_to_its_end(_start(program), program, watch)
+    if warm is not None:
+        return warm.run(program, watch)
+    with Relays() as relays:
+        return see_to_its_end(_start(program, relays), program, watch)
 
 
-def _start(program: Program) -> Child:
+def _start(program: Program, relays: Relays) -> Child:
     with contextlib.ExitStack() as stack:
         targets = {each for each in (program.stdout, program.stderr) if isinstance(each, Path)}
         files: dict[object, IO[bytes]] = {each: stack.enter_context(open(each, "wb")) for each in targets}
-        stdout = 2 if program.stdout == "stderr" else files.get(program.stdout)
+        stdout = files.get(program.stdout) or relays.descriptor(2 if program.stdout == "stderr" else 1)
+        stderr = files.get(program.stderr) or relays.descriptor(2)
         kind = _OwnProcess if program.containment is None else ContainedProcess
-        return kind(program, stdout, files.get(program.stderr))
+        # None: inherited, also where it is closed.
+        return kind(program, None if stdout == 1 else stdout, None if stderr == 2 else stderr)
 
 
 class _OwnProcess:
