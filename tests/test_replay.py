@@ -190,7 +190,7 @@ def test_allocator_settings_are_read_from_pytorchs_own_syntax() -> None:
     assert not AllocatorSettings.parse("backend:cudaMallocAsync").is_native
 
 
-PHASE_NAMES = ["other", "forward", "evaluation"]
+PHASE_NAMES = ["other", "forward", "backward", "evaluation"]
 
 
 def phases(folder: CaptureFolder, *begins: tuple[int, str, int]) -> CaptureFolder:
@@ -258,11 +258,17 @@ def test_what_is_evaluated_between_all_steps_is_part_of_them(tmp_path: Path) -> 
 
 
 def test_a_step_that_was_not_finished_is_told_from_what_runs_after_the_last(tmp_path: Path) -> None:
-    unfinished, after = tmp_path / "unfinished", tmp_path / "after"
-    for folder, phase, place in ((unfinished, "forward", "step 2, unfinished"), (after, "other", "after training")):
+    cases = (
+        ("backward", 0, "step 2, unfinished"), ("forward", 1, "step 2, unfinished"),
+        ("forward", 0, "after training"), ("other", 0, "after training"),
+        (None, 0, "after training"),  # frees of the last step, in the phase in which it ended
+    )  # fmt: skip
+    for number, (phase, exit_status, place) in enumerate(cases):
+        folder = tmp_path / str(number)
         folder.mkdir()
         captured = training_run(folder).history(*block(1024, 8192, 11))
-        trace = phases(captured, (0, "forward", 0), (3, phase, 2)).trace()
+        marks = [(0, "backward", 0), *([(3, phase, 2)] if phase else [])]
+        trace = phases(captured, *marks).trace(exit_status=exit_status)
         steps, (last,) = step_peaks(trace, follow(trace, 0))
         assert ([step.peak_allocated_bytes for step in steps], last.place) == ([1024 + 4096, 1024 + 2048], place)
         assert last.peak_allocated_bytes == 1024 + 8192

@@ -83,6 +83,14 @@ def test_steps_that_look_the_same_share_a_line_and_an_evaluation_has_its_own(fit
     assert "2 run; peak first reached in evaluation after step 2, within 0.1 % from step 1 on" in output
 
 
+def test_a_step_that_was_not_finished_has_a_line(fits: Estimate) -> None:
+    """Gradients of the last batches, for which there was no optimizer step any more."""
+    steps = (StepPeak(index=0, peak_allocated_bytes=GIB, peak_reserved_bytes=fits.peak.reserved_bytes),)
+    rest = OutsidePeak(kind="unfinished", after_step=0, peak_allocated_bytes=MIB, peak_reserved_bytes=GIB)
+    lines = [line.split() for line in shown(replace(fits, steps=steps, outside_steps=(rest,))).splitlines()]
+    assert ["step", "1,", "unfinished", "1.0", "MiB", "1.00", "GiB"] in lines
+
+
 def test_of_many_steps_the_first_the_peak_and_the_last_are_listed(fits: Estimate) -> None:
     peak = fits.peak.reserved_bytes
     steps = tuple(

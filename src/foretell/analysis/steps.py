@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from foretell.allocator.follow import ALLOC, FREE_COMPLETED, FREE_REQUESTED, ReplayError
+from foretell.analysis.ending import has_ended_well
 from foretell.analysis.history import History
 from foretell.records import OutsideKind, OutsidePeak, Phase, StepPeak
 from foretell.trace import DeviceMemory, MemoryEvents, StepMark, Trace
@@ -35,7 +36,7 @@ def step_peaks(trace: Trace, history: History) -> tuple[tuple[StepPeak, ...], tu
     for mark, interval, bound in zip([*trace.steps, None], intervals, pairwise(bounds), strict=True):
         own, others = _sorted_out(interval, is_first=last is None, is_evaluation_in_steps=is_evaluation_in_steps)
         if mark is None:
-            others["unfinished" if any(s.is_training for s in interval) else "after"] = own
+            others["unfinished" if _is_unfinished(interval, trace) else "after"] = own
         outside += [
             OutsidePeak(kind=kind, after_step=last, **_peaks(history, parts)) for kind, parts in others.items() if parts
         ]
@@ -52,6 +53,8 @@ class _Span:
     begin: int
     end: int
     phase: Phase
+    is_rest: bool = False
+    """It began before this interval."""
 
     @property
     def is_evaluation(self) -> bool:
@@ -82,10 +85,17 @@ def _intervals(spans: Iterable[_Span], bounds: Sequence[int]) -> list[list[_Span
         for number in range(max(bisect_right(bounds, span.begin) - 1, 0), len(intervals)):
             begin, end = max(span.begin, bounds[number]), min(span.end, bounds[number + 1])
             if begin < end:
-                intervals[number].append(_Span(begin, end, span.phase))
+                intervals[number].append(_Span(begin, end, span.phase, is_rest=begin > span.begin))
             if span.end <= bounds[number + 1]:
                 break
     return intervals
+
+
+def _is_unfinished(interval: Sequence[_Span], trace: Trace) -> bool:
+    """Whether a step began here that has no end. A forward pass alone may be an evaluation with gradients, after the
+    training, if the run ended well."""
+    begun = {span.phase for span in interval if not span.is_rest}
+    return "backward" in begun or ("forward" in begun and not has_ended_well(trace))
 
 
 _Parts = list[tuple[int, int]]

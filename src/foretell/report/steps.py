@@ -23,12 +23,12 @@ class StepLine:
 
 
 def step_lines(estimate: Estimate) -> list[StepLine]:
-    """In the order they ran: all steps and evaluations, and wherever else the peak was."""
+    """In the order they ran: all steps, finished or not, all evaluations, and wherever else the peak was."""
     peak_place = estimate.peak_place
     shown = [
         row
         for row in in_order(estimate.steps, estimate.outside_steps)
-        if isinstance(row, StepPeak) or row.kind == "evaluation" or row.place == peak_place
+        if isinstance(row, StepPeak) or row.kind in ("evaluation", "unfinished") or row.place == peak_place
     ]
     lines = []
     for (outside, sizes), group in groupby(shown, key=_looks):
