@@ -287,6 +287,25 @@ def test_backward_passes_before_the_first_optimizer_do_not_end_the_run(capture: 
     assert captured.one("end")["steps"] == 5 + 4
 
 
+LATE = """
+    import torch
+    model, optimizer = torch.nn.Linear(64, 64).cuda(), None
+    for iteration in range(100):
+        model(torch.zeros(8, 64, device="cuda")).sum().backward()
+        optimizer = optimizer or torch.optim.Adam(model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        print(iteration)
+"""
+
+
+def test_an_optimizer_made_after_the_first_backward_pass_belongs_to_its_step(capture: Run) -> None:
+    """Pyro makes its optimizers so."""
+    captured = capture(LATE).check()
+    assert captured.one("end")["steps"] == len(captured.said) + 1, "the last step ends the run before its line"
+    assert not captured.lines("caveat")
+
+
 SAMPLING = """
     import sys, time, torch
     speed, before = float(sys.argv[1]), sys.argv[2] == "before"

@@ -1,6 +1,7 @@
 """Counts backward passes as steps where no optimizer does the stepping: `p.data.add_(p.grad, alpha=-lr)`, `torch.func`.
 
-Only until the script makes an optimizer of torch.optim: with one, several backward passes may belong to a step. A pass
+Only until the script makes an optimizer of torch.optim: with one, several backward passes may belong to a step. It may
+make one after its first backward pass (Pyro); what that one then does belongs to the step that was counted. A pass
 that adds to gradients which nobody has touched since the last pass accumulates, and belongs to the step of that pass.
 Gradients zeroed through `.data` look untouched, so after MOST_ACCUMULATED passes that is no longer believed. If an
 iteration has several backward passes, the line of the first one counts; another line takes over when it comes twice
@@ -33,23 +34,33 @@ class BackwardSteps:
         self._gradient: tuple[int, int] | None = None
         """Its gradient after the last pass: identity and version."""
         self._num_accumulated = 0
+        self._has_told = False
 
     def install(self, torch: Any) -> None:
         self._torch = torch
         self._capture.first_before_backward = self._begins
         self._capture.last_after_backward = self._ends
+        self._capture.before_end.append(self._tell)
 
     def _begins(self, roots: Any) -> None:
+        self._steps.is_counted_already = False
         self._is_new = not self._steps.has_optimizer and self._begins_iteration(roots)
+        if self._is_new and self._capture.num_backward_steps:
+            self._tell()
 
     def _ends(self) -> None:
         if self._parameter is not None:
             self._gradient = _gradient_of(self._parameter())
         if self._is_new:
-            if not self._capture.num_backward_steps:
-                self._capture.caveat("steps are backward passes: the script updates its parameters without torch.optim")
             self._capture.num_backward_steps += 1
+            self._steps.is_counted_already = True
             self._steps.count()
+
+    def _tell(self) -> None:
+        """Once, when the first step is over: it may have made an optimizer after its backward pass."""
+        if self._capture.num_backward_steps and not self._steps.has_optimizer and not self._has_told:
+            self._has_told = True
+            self._capture.caveat("steps are backward passes: the script updates its parameters without torch.optim")
 
     def _begins_iteration(self, roots: Any) -> bool:
         parameter = self._parameter_behind(roots)

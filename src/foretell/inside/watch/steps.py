@@ -27,6 +27,8 @@ class Steps:
         self._phase_before = "other"
         self.has_optimizer = False
         """True once the script has made one."""
+        self.is_counted_already = False
+        """The last backward pass was counted as a step, and no optimizer of the leader's has stepped since."""
 
     def install(self) -> None:
         optimizer_module = sys.modules["torch.optim.optimizer"]  # torch.optim deletes the name after importing it
@@ -62,9 +64,11 @@ class Steps:
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._capture.is_in_optimizer_step = False
-        if self._is_counted(optimizer):
+        is_counted = self._is_counted(optimizer)
+        if is_counted and not self.is_counted_already:
             self.count()
         else:
+            self.is_counted_already = self.is_counted_already and not is_counted
             self._resume()
 
     def _resume(self) -> None:
