@@ -191,6 +191,28 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
+NO_MODULE = """
+import torch
+data = torch.randn(1000, 1000).cuda()
+weight = torch.randn(512, 512, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(4):
+    ((torch.randn(1024, 512).cuda() @ weight).square() @ weight).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_forward_pass_that_calls_no_module_is_part_of_its_step(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    """GPyTorch's models are called so."""
+    done = attributed(warm_runs, tmp_path, NO_MODULE)
+    assert done.run.result["phases"] == ["forward", "backward", "optimizer"]
+    (before,) = [each for each in done.run.result["outside_steps"] if each["kind"] == "before"]
+    assert before["peak_allocated_bytes"] == (1000 * 1000 * 4 // 512 + 1) * 512 + 512 * 512 * 4
+    activations = [b.bytes for b in done.attribution.blocks if b.category == "activation" and b.step == 0]
+    assert activations.count(1024 * 512 * 4) == 4, "the batch, and what three operators keep"
+
+
 SHARD = {
     "FSDP": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP; "
     "net = FSDP(net, use_orig_params=True, device_id=0)",

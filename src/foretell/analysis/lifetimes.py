@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from foretell.analysis.history import NONE, History, follow, segments_at_peak
+from foretell.analysis.phases import PhaseSpan, phase_spans
 from foretell.protocol.lines import Lines
 from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Category, Phase, Span
 from foretell.trace import Trace
@@ -30,7 +31,7 @@ _NEVER = _FOR_EVER + 1
 def attribute(trace: Trace, *, device: int, history: History | None = None) -> Attribution:
     """The attribution for one device, whose history may be given. An inconsistent one raises `ReplayError`."""
     history = follow(trace, device) if history is None else history
-    spans = _spans(trace, history)
+    spans = phase_spans(trace, history)
     blocks = _Deciding(trace, history, spans).blocks()
     peak_bytes, peak_event = history.peak_bytes, history.peak_event
     segments = segments_at_peak(trace, history)
@@ -40,24 +41,13 @@ def attribute(trace: Trace, *, device: int, history: History | None = None) -> A
         device=device,
         num_events=len(history.rows),
         blocks=blocks,
-        spans=spans,
+        spans=tuple(Span(begin=span.begin, step=span.step, phase=span.phase) for span in spans),
         reserved=tuple(_changes(history)),
         peak_event=max(peak_event, 0),
         at_peak=tuple(_held_at(blocks, peak_event)),
         fragmentation_bytes=fragmentation,
         slack_bytes=max(history.reserved, default=0) - peak_bytes - fragmentation,
         segments=segments,
-    )
-
-
-def _spans(trace: Trace, history: History) -> tuple[Span, ...]:
-    """The spans, in event numbers of this device."""
-    spans, rows = trace.spans, history.rows
-    is_only_device = len(rows) == len(trace.memory.action)
-    begins: Iterable[int] = spans.event if is_only_device else (bisect_left(rows, event) for event in spans.event)
-    return tuple(
-        Span(begin=begin, step=step, phase=PHASES[phase])
-        for begin, phase, step in zip(begins, spans.phase, spans.step, strict=True)
     )
 
 
@@ -108,7 +98,7 @@ class _Stay:
 class _Deciding:
     """Assigns each block a category: from its label or place, otherwise from its lifetime."""
 
-    def __init__(self, trace: Trace, history: History, spans: Sequence[Span]) -> None:
+    def __init__(self, trace: Trace, history: History, spans: Sequence[PhaseSpan]) -> None:
         self._trace = trace
         self._lives = history.lives
         self._spans = spans
@@ -228,7 +218,7 @@ class _Deciding:
 
     def _where(self, at: int) -> str | None:
         """The line that started the span."""
-        number = self._trace.spans.where[at] if at >= 0 else NONE
+        number = self._spans[at].where if at >= 0 else NONE
         return self._trace.owners[number] if number >= 0 else None
 
     def _kind(self, category: int, name_number: int, place_number: int, code: int, where: str | None) -> int:

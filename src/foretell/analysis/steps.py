@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,9 +11,9 @@ from itertools import pairwise
 from foretell.allocator.follow import ALLOC, FREE_COMPLETED, FREE_REQUESTED, ReplayError
 from foretell.analysis.ending import has_ended_well
 from foretell.analysis.history import History
+from foretell.analysis.phases import phase_spans
 from foretell.records import OutsideKind, OutsidePeak, Phase, StepPeak
 from foretell.trace import DeviceMemory, MemoryEvents, StepMark, Trace
-from foretell.trace.records import PHASES
 
 # How many events before and after its time to search for the end of a step.
 _EDGE_EVENTS = 256
@@ -67,14 +67,14 @@ class _Span:
 
 def _spans(trace: Trace, history: History) -> Iterator[_Span]:
     """In events of the device. What an allocation had to take from CUDA is recorded before it, and goes with it."""
-    rows, resizes = history.rows, set(history.resizes)
+    resizes = set(history.resizes)
     begins: list[tuple[int, Phase]] = [(0, "other")]
-    for row, number in zip(trace.spans.event, trace.spans.phase, strict=True):
-        begin = bisect_left(rows, row)
+    for span in phase_spans(trace, history):
+        begin = span.begin
         while begin - 1 in resizes:
             begin -= 1
-        begins.append((begin, PHASES[number]))
-    for (begin, phase), (end, _) in pairwise([*begins, (len(rows), "other")]):
+        begins.append((begin, span.phase))
+    for (begin, phase), (end, _) in pairwise([*begins, (len(history.rows), "other")]):
         yield _Span(begin, end, phase)
 
 

@@ -12,9 +12,10 @@ from foretell.analysis.leaks import find_leaks
 from foretell.analysis.lifetimes import attribute
 from foretell.analysis.processes import oom_together, together
 from foretell.analysis.steps import most_waiting_bytes, step_peaks
-from foretell.records import Attribution, Estimate, Leak, OutsidePeak, PeakMemory, StepPeak, first_at
+from foretell.records import Attribution, Estimate, Leak, OutsidePeak, PeakMemory, Phase, StepPeak, first_at
 from foretell.rules import overhead
 from foretell.trace import DeviceMemory, Trace
+from foretell.trace.records import PHASES
 from foretell.units import format_bytes
 
 
@@ -69,7 +70,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         peak_step=first.index if isinstance(first := first_at(reserved, steps, outside_steps), StepPeak) else None,
         steps=steps,
         oom=oom,
-        phases_seen=tuple(phase for phase in trace.phases_seen if phase != "other"),
+        phases_seen=_phases_seen(trace, attribution),
         caveats=(*caveats_of(trace, peak, oom, at_once), *step_caveats, *attribution_caveats),
         redirected_writes=trace.redirected_writes,
         not_sent=trace.not_sent,
@@ -159,6 +160,12 @@ def _attribution(
         missing = f"the history adds up to {own}, PyTorch's peak is {counted}"
         return None, (f"attribution is unavailable: {missing}",) if len(trace.memory.action) else ()
     return attribute(trace, device=counters.device, history=history), ()
+
+
+def _phases_seen(trace: Trace, attribution: Attribution | None) -> tuple[Phase, ...]:
+    """Those marked during the run, and those that the attribution has found."""
+    found = {span.phase for span in attribution.spans} if attribution is not None else set()
+    return tuple(phase for phase in PHASES if phase in found.union(trace.phases_seen) and phase != "other")
 
 
 def _leaks(trace: Trace, attribution: Attribution) -> tuple[Leak, ...]:
