@@ -191,6 +191,33 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
+OWN_OPTIMIZER = """
+import torch
+net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 8)).cuda()
+states = {}
+for step in range(6):
+    net(torch.randn(64, 256).cuda()).sum().backward()
+    with torch.no_grad():
+        for p in net.parameters():
+            state = states.setdefault(p, {})
+            if "velocity" not in state:
+                state["velocity"] = torch.zeros_like(p)
+            p.sub_(state["velocity"].mul_(0.9).add_(p.grad), alpha=0.1)
+            p.grad = None
+"""
+
+
+def test_the_state_of_an_optimizer_that_is_not_of_torch_is_found_by_its_parameters(
+    warm_runs: WarmRuns, tmp_path: Path
+) -> None:
+    done = attributed(warm_runs, tmp_path, OWN_OPTIMIZER)
+    states = {block.name: block.bytes for block in done.attribution.blocks if block.category == "optimizer_state"}
+    assert states == {
+        "Sequential.0.weight (velocity)": 256 * 512 * 4, "Sequential.0.bias (velocity)": 512 * 4,
+        "Sequential.1.weight (velocity)": 512 * 8 * 4, "Sequential.1.bias (velocity)": 512,
+    }  # fmt: skip
+
+
 NO_MODULE = """
 import torch
 data = torch.randn(1000, 1000).cuda()
