@@ -88,6 +88,8 @@ def test_all_that_follows_the_script_is_the_scripts(words: list[str], begins: li
         (["run", "--context", "", "missing.py"], "not a size: ''"),
         (["run", "--context", "9" * 5000, "missing.py"], "is larger than any memory"),
         (["run", "--keep-writes", "", "missing.py"], "the name of the folder is empty"),
+        (["run", "--keep-writes", "/dev/null", "missing.py"], "--keep-writes /dev/null: File exists"),
+        (["run", "--keep-writes", "/proc", "missing.py"], "--keep-writes /proc: cannot be written"),
         (["run", "--profile", "/dev/zero", "missing.py"], "a device, not a file"),
         (["run", ""], "nothing to run"),
         (["run", "-m", ""], "needs a module name"),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foretell import disk
 from foretell.cli.files import add_files, check_targets, folder, targets_of, write_files, write_trace
 from foretell.cli.jobs import add_job, job_of, prepare, progress
 from foretell.cli.terminal import say
@@ -69,6 +70,8 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.cli.show import exit_code, show_text
 
     check_targets(targets_of(options) | {"--trace": options.trace})
+    if options.keep_writes:
+        _make_folder(options.keep_writes)
     job = job_of(options)
     if options.gpu is None and not (options.profile or options.quiet):
         say(f"no --gpu given; assuming {job.gpu.name}")
@@ -113,9 +116,19 @@ def _estimate(run: Run) -> Estimate:
         raise
 
 
-def _keep_writes(overlay: Path, target: Path) -> None:
+def _make_folder(target: Path) -> None:
+    """Before the run: afterwards, what the run has found would be lost."""
     try:
         target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--keep-writes {target}: {error.strerror or error}.") from None
+    problem = disk.why_not_writable(target / "file")
+    if problem is not None:
+        raise UsageError(f"--keep-writes {target}: {problem}.")
+
+
+def _keep_writes(overlay: Path, target: Path) -> None:
+    try:
         if overlay.is_dir():
             copy_tree(str(overlay), str(target))
     except OSError as error:
