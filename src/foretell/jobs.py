@@ -88,6 +88,9 @@ class Job:
     """The working folder, to which relative paths in the command refer; None: that of the caller."""
     environment: tuple[tuple[str, str | None], ...] = ()
     """Changes to the caller's environment variables; None unsets one."""
+    files: tuple[tuple[Path, str], ...] = ()
+    """Absolute paths of files, without links, and the text that the job finds in each instead of the user's; the user's
+    file stays as it is, which takes isolation."""
     context_bytes: int | None = None
     """Memory of an empty CUDA process; None: as measured in the profile, otherwise a guess for the card."""
     used_by_others_bytes: int = 0
@@ -106,6 +109,11 @@ class Job:
         for name, value in self.environment:
             if not name or "=" in name or "\0" in name + (value or ""):
                 raise UsageError(f"{name!r}={value!r} is not a variable: its name must not be empty or contain '='.")
+        if self.files and self.options.isolation == "none":
+            raise UsageError(
+                f"--isolation none: the script must find {self.files[0][0]} changed, but your file must stay as it is, "
+                "which takes --isolation kernel or python."
+            )
         if self.profile is not None and self.profile.device_name != self.gpu.device_name:
             raise UsageError(
                 f"the profile was measured on {self.profile.device_name}, but --gpu is {self.gpu.device_name}. Omit "

@@ -34,10 +34,10 @@ def supervise(
     """Run `program` inside, and exit when everything in there has ended and the layers are removed.
 
     `spec`: directory (the capture folder), writable (folders that are let through), cwd and home (folders where files
-    are written most often), is_online, keeps_writes, owner (a file in the capture folder, which is removed with it if
-    the caller has died; None: the folder stays). `control` carries {"end": seconds}: terminate everything, and kill it
-    after so long. When it is closed the caller has died. Answers: {"failed": why}, or {"pid": of the program,
-    "read_only": [...], "is_in_memory": ...}, then {"exit_status": ...}.
+    are written most often), files (pairs of a path and its text), is_online, keeps_writes, owner (a file in the capture
+    folder, which is removed with it if the caller has died; None: the folder stays). `control` carries {"end":
+    seconds}: terminate everything, and kill it after so long. When it is closed the caller has died. Answers:
+    {"failed": why}, or {"pid": of the program, "read_only": [...], "is_in_memory": ...}, then {"exit_status": ...}.
     """
     layers = os.path.join(spec["directory"], "layers")
     try:
@@ -111,6 +111,7 @@ class _Init:
         used = [cwd, self._spec["home"], os.path.dirname(directory)]
         self._root.build([directory, *self._spec["writable"]], used)
         self._root.enter()
+        self._root.write(self._spec["files"])
         return outer_proc
 
     def _start(self, program: Callable[[], NoReturn], outer_proc: int, pipe: tuple[int, int]) -> int:

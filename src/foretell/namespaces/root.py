@@ -49,7 +49,7 @@ class Root:
         self._is_locked = is_locked
         self._uppers: list[tuple[str, int]] = []
         self._adopted: dict[str, tuple[int, int]] = {}
-        """Files that are in a layer without having been changed, as they were then."""
+        """Files that are in a layer without the program having changed them, as they were then."""
 
     def build(self, writable: list[str], used: list[str]) -> None:
         """`writable` folders are let through; `used` are those where the program is most likely to write."""
@@ -77,6 +77,13 @@ class Root:
 
     def enter(self) -> None:
         change_root(self._new)
+
+    def write(self, files: list[tuple[str, str]]) -> None:
+        """In the new root: what the program shall find there. They do not count as its changes."""
+        for path, text in files:
+            with open(path, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+            self._adopted[path] = _state_of(path)
 
     def changes(self) -> Iterator[tuple[str, str, str]]:
         """Path, place in the layer, and `write` or `delete`."""

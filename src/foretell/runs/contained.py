@@ -26,6 +26,7 @@ def specification(containment: Containment, program: Program) -> dict[str, Any]:
         "writable": [str(path) for path in containment.writable],
         "is_online": containment.is_online,
         "keeps_writes": containment.keeps_writes,
+        "files": [(str(path), text) for path, text in containment.files],
         "owner": OWNER if containment.is_owned else None,
         "cwd": str(program.cwd),
         "home": program.environment.get("HOME", "/"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +108,14 @@ def hub_caches(variables: Mapping[str, str]) -> list[Path]:
     given = [variables[name] for name in _HUB_VARIABLES if name in variables]
     folders = [*map(Path, given), *(cache / name for name in ("huggingface", "torch"))]
     return [folder for folder in folders if folder.is_absolute() and folder.is_dir()]
+
+
+def write_to_overlay(directory: Path, files: Iterable[tuple[Path, str]]) -> None:
+    """As if the script had written them: `inside/files/overlay.py` finds them there."""
+    for path, text in files:
+        place = directory / "overlay" / path.relative_to("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8", newline="")
 
 
 def make_directory(path: Path) -> Path:

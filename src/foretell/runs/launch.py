@@ -16,7 +16,15 @@ from foretell.records import Isolation, IsolationMode
 from foretell.runs.calls import words_of
 from foretell.runs.command import resolve
 from foretell.runs.contained import ContainedProcess, remedy
-from foretell.runs.environment import OUTPUT, OWNER, child_environment, hub_caches, libraries_of, shared_caches
+from foretell.runs.environment import (
+    OUTPUT,
+    OWNER,
+    child_environment,
+    hub_caches,
+    libraries_of,
+    shared_caches,
+    write_to_overlay,
+)
 from foretell.runs.relay import Relays
 from foretell.runs.waiting import (
     CannotIsolate,
@@ -44,6 +52,8 @@ def launch(
     watch = Watch(directory, steps=options.steps, on_progress=on_progress)
 
     def run(mode: IsolationMode) -> Ended:
+        if mode == "python":
+            write_to_overlay(directory, job.files)
         program = Program(
             argv=command.argv,
             environment=child_environment(job, directory, isolation=mode) | command.environment,
@@ -95,11 +105,16 @@ def _isolated(run: Callable[[IsolationMode], Ended], options: CaptureOptions) ->
 
 def _containment(job: Job, directory: Path) -> Containment:
     variables, is_online = job.variables(), not job.options.offline
+    writable = (*shared_caches(variables), *(hub_caches(variables) if is_online else ()))
+    for path, _ in job.files:
+        if any(folder.resolve() in path.parents for folder in writable):
+            raise UsageError(f"{path} is in a cache, which the script shares with other runs. Move it elsewhere.")
     return Containment(
         directory=directory,
-        writable=(*shared_caches(variables), *(hub_caches(variables) if is_online else ())),
+        writable=writable,
         is_online=is_online,
         keeps_writes=job.options.keep_writes,
+        files=job.files,
         is_owned=(directory / OWNER).exists(),
     )
 

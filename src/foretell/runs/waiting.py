@@ -41,6 +41,8 @@ class Containment:
     is_online: bool = False
     keeps_writes: bool = False
     """Copy the files it wrote to `overlay/` of the capture folder."""
+    files: tuple[tuple[Path, str], ...] = ()
+    """As of `Job`."""
     is_owned: bool = False
     """The capture folder is foretell's: remove it even if foretell is killed."""
 
