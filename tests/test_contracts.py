@@ -52,8 +52,8 @@ def test_every_kind_of_the_journal_is_written_somewhere() -> None:
     assert {each.values[0] for each in written_lines()} == set(journal.KINDS)
 
 
-def test_the_trace_reads_every_kind_but_progress_and_what_is_for_advice() -> None:
-    assert set(journal.KINDS) - set(_READERS) == {"operators", "survey", "alternative"}
+def test_the_trace_reads_every_kind_but_progress_and_what_is_for_advice_and_plans() -> None:
+    assert set(journal.KINDS) - set(_READERS) == {"operators", "survey", "alternative", "loader"}
     assert set(_READERS) <= set(journal.KINDS)
 
 

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "api": NOUNS | {"gpus", "rules", "runs", "trace", "analysis"},
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
     "evaluation": NOUNS | {"gpus", "runs", "report", "api"},
-    "plan": NOUNS | {"gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
+    "plan": NOUNS | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
     "evaluation.workloads": set(),
     "cli": EVERYTHING,
     "__init__": NOUNS | {"api", "plan"},

@@ -128,7 +128,7 @@ def find_need(
     if oom is None:
         if oom_together(trace, together(trace)) is None or ended_by(trace, None) is not None:
             return first
-        return replace(first, trace=replace(trace, need=_need(first.estimate_so_far)))
+        return replace(first, trace=replace(trace, need=need_of(first.estimate_so_far)))
     if ended_by(trace, oom) is not None:
         return replace(first, trace=replace(trace, need_unknown="the run was stopped"))
     say("out of memory; running again on a larger card to see how much it needs (Ctrl-C skips this)")
@@ -146,7 +146,7 @@ def _need_of(first: Run, on_progress: Callable[[Progress], None] | None) -> tupl
         seconds = min(seconds, job.options.timeout_seconds - first_seconds)
     if seconds <= 0:
         return None, "no time was left (--timeout)"
-    large = replace(job.gpu, total_bytes=max(_LARGE_BYTES, 8 * job.gpu.total_bytes))
+    large = with_much_memory(job.gpu)
     # Its output is not shown: the user has seen it once.
     options = replace(job.options, timeout_seconds=seconds, stdout="file", history=False, attribution=False)
     try:
@@ -157,10 +157,16 @@ def _need_of(first: Run, on_progress: Callable[[Progress], None] | None) -> tupl
         return None, f"in a run on a larger card, {str(error).rstrip('.')}"
     if estimate.oom is not None and not estimate.oom.is_together:
         return None, f"it also runs out of {format_bytes(large.total_bytes)}"
-    return _need(estimate), None
+    return need_of(estimate), None
 
 
-def _need(estimate: Estimate) -> Need:
+def with_much_memory(gpu: Gpu) -> Gpu:
+    """A card of the same kind on which a job shows what it needs."""
+    return replace(gpu, total_bytes=max(_LARGE_BYTES, 8 * gpu.total_bytes))
+
+
+def need_of(estimate: Estimate) -> Need:
+    """What the job needs, by an estimate on a card on which it fits."""
     fitting = smallest_that_fit(gpus.all_gpus(), estimate)
     together = estimate.together
     return Need(

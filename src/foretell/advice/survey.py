@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretell.protocol.journal import read_journal
+from foretell.protocol.journal import lines_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class Survey:
 
 
 def read_survey(folder: Path) -> Survey | None:
-    for line in _lines(folder, "survey"):
+    for line in lines_of(folder, "survey"):
         optimizers = tuple(Optimizer(kind=each.pop("class"), **each) for each in line.pop("optimizers"))
         return Survey(optimizers=optimizers, **line)
     return None
@@ -55,11 +54,4 @@ def read_survey(folder: Path) -> Survey | None:
 
 def read_changes(folder: Path) -> dict[str, dict[str, Any]]:
     """The changes made, by word, with the details reported by the run."""
-    return {line.pop("name"): line for line in _lines(folder, "alternative")}
-
-
-def _lines(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.glob("journal-*.jsonl")):
-        for line in read_journal(path):
-            if line["kind"] == kind:
-                yield {name: value for name, value in line.items() if name not in ("kind", "time_us")}
+    return {line.pop("name"): line for line in lines_of(folder, "alternative")}

@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Path_ = tuple[str, ...]
+_Path = tuple[str, ...]
 FORMATS = (".yaml", ".yml", ".json", ".toml")
 _MAX_SHOWN = 20
 _TOML_VALUE = re.compile(r"""=\s*(?P<value>"[^"\n]*"|'[^'\n]*'|[^\s,#}\]]+)""")
@@ -37,15 +37,16 @@ def changed(text: str, file: Path, key: str, value: str) -> str:
 
 def value_of(text: str, file: Path, key: str) -> str | int | float | bool | None:
     """The value at this key. Raises `UsageError` if there is none, or if it is a table or a list."""
-    leaves = dict(_leaves(_parsed(text, file)))
+    leaves: dict[_Path, Any] = dict(_leaves(_parsed(text, file)))
     path = tuple(key.split("."))
     if path in leaves:
-        return leaves[path]
+        value: str | int | float | bool | None = leaves[path]
+        return value
     names = [".".join(each) for each in leaves]
     below = [name for name in names if name.startswith(f"{key}.")]
     if below:
         raise UsageError(f"{file}: {key} is not a single value; it has {_listed(below)}.")
-    close = difflib.get_close_matches(key, names, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(key, names, n=3, cutoff=0.75)
     close += [name for name in names if name.split(".")[-1] == path[-1] and name not in close]
     hint = f"Did you mean {' or '.join(close[:3])}? " if close else ""
     raise UsageError(f"{file} has no key {key}. {hint}Its keys: {_listed(names) or 'none'}.")
@@ -55,7 +56,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_MAX_SHOWN]) + (", ..." if len(names) > _MAX_SHOWN else "")
 
 
-def _leaves(document: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+def _leaves(document: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
     """All single values, with the names and numbers that lead to them."""
     if isinstance(document, dict):
         for name, value in document.items():
@@ -90,14 +91,14 @@ def _typed(value: str) -> str | int | float | bool | None:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _changed_json(text: str, path: Path_, value: Any) -> str:
+def _changed_json(text: str, path: _Path, value: Any) -> str:
     document = parse_json(text)
     holder, last = _holder(document, path)
     holder[last] = value
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _holder(document: Any, path: Path_) -> tuple[Any, Any]:
+def _holder(document: Any, path: _Path) -> tuple[Any, Any]:
     """The table or list that holds the value, and its name or number there. Names may contain dots."""
     if isinstance(document, list):
         number = int(path[0])
@@ -112,7 +113,7 @@ def _holder(document: Any, path: Path_) -> tuple[Any, Any]:
 # --- TOML -------------------------------------------------------------------------------------------------------------
 
 
-def _changed_toml(text: str, file: Path, path: Path_, value: Any) -> str:
+def _changed_toml(text: str, file: Path, path: _Path, value: Any) -> str:
     """There is no writer in the standard library: each place where a value stands is tried, and the parser says which
     one is that of the key."""
     wanted = tomllib.loads(text)
@@ -160,7 +161,7 @@ def _plain(node: Any) -> Any:
     return _typed(node.value) if node.style is None else node.value
 
 
-def _changed_yaml(text: str, file: Path, path: Path_, value: str) -> str:
+def _changed_yaml(text: str, file: Path, path: _Path, value: str) -> str:
     node = _node(_composed(text), path)
     begin, end = node.start_mark.index, node.end_mark.index
     if text[begin:end].startswith(("&", "!")) or node.style in ("|", ">"):
@@ -174,7 +175,7 @@ def _written_yaml(value: str) -> str:
     return value if not isinstance(_typed(value), str) else json.dumps(value)
 
 
-def _node(node: Any, path: Path_) -> Any:
+def _node(node: Any, path: _Path) -> Any:
     import yaml
 
     if not path:

@@ -169,7 +169,8 @@ class ConfigKey:
         try:
             return disk.read(self._place(job), most_bytes=_LARGEST_CONFIG).decode()
         except OSError as error:
-            raise UsageError(f"--config-key {self.name}: cannot read {self._file}: {error.strerror or error}.") from None
+            reason = error.strerror or error
+            raise UsageError(f"--config-key {self.name}: cannot read {self._file}: {reason}.") from None
         except UnicodeDecodeError:
             raise UsageError(f"--config-key {self.name}: {self._file} is not text.") from None
 

@@ -45,8 +45,8 @@ def observe(job: Job, *, say: Callable[[str], None] = lambda text: None) -> tupl
     if not loaders:
         assert run.estimate is not None  # or it raises the reason
         raise UsageError(
-            "--dataloader: no training step used a batch of a torch.utils.data.DataLoader. Give the option that sets the "
-            "batch size (--arg), a variable (--env) or a key of a configuration file (--config-key)."
+            "--dataloader: no training step used a batch of a torch.utils.data.DataLoader. Give the option that sets "
+            "the batch size (--arg), a variable (--env) or a key of a configuration file (--config-key)."
         )
     fixed = [loader for loader in loaders if loader.batch_size is None]
     if fixed:

@@ -16,7 +16,7 @@ _FIRST_MARGIN = 0.08
 _FARTHEST = 64
 """A value is at most so many times the largest that fits: predictions from small values are uncertain."""
 _ALIGNED = 8
-"""Some kernels need less memory for sizes that are multiples of it, so the next one above the answer is asked for too."""
+"""Some kernels need less memory for multiples of it, so the next one above the answer is asked for too."""
 _AFTER_A_FAILURE = 4
 """So many values above one with which the script fails are asked for: it may take only even ones."""
 

@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Literal
 
 from foretell import api
-from foretell.errors import ForetellError, ScriptError, TraceError
+from foretell.errors import ForetellError, ScriptError, TraceError, UnsupportedError
 from foretell.jobs import Job
 from foretell.plain import from_plain, to_plain
+from foretell.protocol.journal import lines_of
 from foretell.records import Estimate
 from foretell.runs import OUTPUT, Pool, Store, Warm, state_of_code
 from foretell.runs.environment import private_cache
@@ -72,6 +73,10 @@ class Variants:
             if kind is None or not issubclass(kind, KeyboardInterrupt):
                 self._path.unlink(missing_ok=True)
 
+    @property
+    def num_workers(self) -> int:
+        return self._pool.num_workers
+
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """The outcomes, in the order of the jobs."""
         jobs = [_recorded_briefly(job) for job in jobs]
@@ -122,12 +127,21 @@ def _run(item: tuple[Job, bool], warm: Warm | None) -> Outcome:
     job, is_fork = item
     with api.scratch() as folder:
         try:
-            return Outcome(estimate=api.run(job, directory=folder, warm=warm if is_fork else None).estimate)
+            estimate = api.run(job, directory=folder, warm=warm if is_fork else None).estimate
+            not_made = _wanted_changes(job) - {line["name"] for line in lines_of(folder, "alternative")}
+            if not_made and estimate.verdict == "fits":  # a run out of memory may not have come to the optimizer
+                names = ", ".join(sorted(not_made))
+                raise UnsupportedError(f"the script has nothing that {names} could be applied to.")
+            return Outcome(estimate=estimate)
         except ForetellError as error:
             output = folder / OUTPUT
             lines = output.read_text(errors="replace").splitlines()[-3:] if output.exists() else []
             problem = "\n".join([str(error), *(f"  {line}" for line in lines)])
             return Outcome(problem=problem, is_failure=isinstance(error, ScriptError))
+
+
+def _wanted_changes(job: Job) -> set[str]:
+    return {word.partition("=")[0] for word in job.options.alternatives}
 
 
 def _peaks(outcome: Outcome) -> object:

@@ -169,6 +169,15 @@ KINDS: dict[str, Kind] = {
             "by": Key("str", "checkpoint: `class` or `model`", is_optional=True),
         },
     ),
+    "loader": Kind(
+        "batches of this DataLoader are trained on; with the alternative `dataloader-batch-size`",
+        {
+            "mark": Key("str", "the same in every run"),
+            "where": WHERE,
+            "batch_size": Key("int | null", "null: the script has a batch sampler of its own, or makes no batches"),
+            "num_samples": Key("int | null"),
+        },
+    ),
     "keeper": Kind(
         "a variable holds more GPU memory after each step",
         {
@@ -219,6 +228,16 @@ def read_journal(path: Any) -> list[dict[str, Any]]:
     """All whole lines."""
     with open(path, "rb") as file:
         return _parsed(file.read())
+
+
+def lines_of(folder: Any, kind: str) -> list[dict[str, Any]]:
+    """All lines of that kind in a capture folder (a `Path`), without `kind` and `time_us`."""
+    lines = (line for path in sorted(folder.glob("journal-*.jsonl")) for line in read_journal(path))
+    return [
+        {name: value for name, value in line.items() if name not in ("kind", "time_us")}
+        for line in lines
+        if line["kind"] == kind
+    ]
 
 
 class JournalReader:

@@ -242,7 +242,7 @@ _READERS: dict[str, Callable[[Told, Line], None]] = {
     "caveat": _caveat,
     "keeper": _keeper,
 }
-"""Without `operators` (progress), `survey` and `alternative` (for `advice`), which are not part of a trace."""
+"""Without `operators` (progress), and `survey`, `alternative` and `loader` (for advice and plans)."""
 _ANY_PROCESS = frozenset(_READERS) - {"allocator", "phase", "step", "end", "oom", "keeper"}
 """Kinds that count from any process of the run."""
 

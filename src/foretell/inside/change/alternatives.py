@@ -16,6 +16,7 @@ from typing import Any
 
 from ..capture import Capture
 from ..watch.survey import class_name, samples_left_over
+from .loader_batches import LoaderBatches
 
 
 def install(capture: Capture, torch: Any) -> None:
@@ -27,6 +28,7 @@ def install(capture: Capture, torch: Any) -> None:
         "zero-grad-to-none": _zero_grad_to_none,
         "zero-grad-after-step": _zero_grad_after_step,
         "drop-last": _drop_last,
+        "dataloader-batch-size": lambda capture, torch, value: LoaderBatches(capture, value).install(torch),
     }
     for word in capture.options.alternatives:
         name, _, value = word.partition("=")

@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 from ..capture import Capture
@@ -95,8 +96,8 @@ class LoaderBatches:
                 "loader", mark=made.mark, where=made.where, batch_size=made.batch_size, num_samples=made.num_samples
             )
         elif not made.is_changed:
-            text = f"the DataLoader at {made.where} feeds the training too, and kept its batch size of {made.batch_size}"
-            self._capture.caveat(text)
+            loader = f"the DataLoader at {made.where}"
+            self._capture.caveat(f"{loader} feeds the training too, and kept its batch size of {made.batch_size}")
 
 
 class _Made:
@@ -115,12 +116,12 @@ class _Made:
 def _callers() -> list[str]:
     """The lines that have led here: of the script and of libraries, but neither foretell's nor those that start it."""
     places = []
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_NOT_THE_SCRIPTS):
             places.append(f"{file}:{frame.f_lineno}")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return places
 
 
