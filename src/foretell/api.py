@@ -215,34 +215,58 @@ def estimate(
     `.ended_by`). A script that itself fails raises `ScriptError`, whose `.estimate` is what was known by then, or None;
     a job that cannot be estimated raises `UnsupportedError`. Ctrl-C raises `Interrupted`, with the run so far.
     """
-    if isinstance(job, str):
-        raise UsageError(f"a command must be a list of words: foretell.estimate({job.split()!r}, ...)")
-    if not callable(job) and (args or kwargs):
-        raise UsageError("args and kwargs are for functions; put the arguments of a command in its list.")
     problem = disk.why_not_writable(Path(trace)) if trace is not None else None
     if problem is not None:
         raise UsageError(f"trace={str(trace)!r}: {problem}.")
     done = run(
-        Job(
-            command=(name_of(job),) if callable(job) else tuple(str(word) for word in job),
-            call=pickled(job, args, kwargs) if callable(job) else b"",
-            gpu=gpus.find(gpu) if isinstance(gpu, str) else gpu,
-            cwd=None if cwd is None else Path(cwd),
-            environment=changes(env or {}),
-            context_bytes=parse_bytes(context) if isinstance(context, str) else context,
-            used_by_others_bytes=parse_bytes(used_by_others) if isinstance(used_by_others, str) else used_by_others,
-            options=CaptureOptions(
-                steps=steps,
-                engine=engine,
-                skip_init=not keep_init,
-                offline=not online,
-                isolation=isolation,
-                timeout_seconds=timeout,
-            ),
+        make_job(
+            job, gpu=gpu, args=args, kwargs=kwargs, cwd=cwd, env=env, steps=steps, engine=engine, context=context,
+            used_by_others=used_by_others, timeout=timeout, keep_init=keep_init, online=online, isolation=isolation,
         )
-    )
+    )  # fmt: skip
     if need:
         done = find_need(done)
     if trace is not None:
         traces.save(done.trace, Path(trace))
     return done.estimate
+
+
+def make_job(
+    job: Sequence[str] | Callable[..., object],
+    *,
+    gpu: str | Gpu = DEFAULT_GPU,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str | None] | None = None,
+    steps: Steps = "auto",
+    engine: Engine | Literal["auto"] = "auto",
+    context: str | int | None = None,
+    used_by_others: str | int = 0,
+    timeout: float | None = None,
+    keep_init: bool = False,
+    online: bool = False,
+    isolation: IsolationMode | Literal["auto"] = "auto",
+) -> Job:
+    """The `Job` of what Python users give: the parameters of `estimate`."""
+    if isinstance(job, str):
+        raise UsageError(f"a command must be a list of words, for example {job.split()!r}.")
+    if not callable(job) and (args or kwargs):
+        raise UsageError("args and kwargs are for functions; put the arguments of a command in its list.")
+    return Job(
+        command=(name_of(job),) if callable(job) else tuple(str(word) for word in job),
+        call=pickled(job, args, kwargs) if callable(job) else b"",
+        gpu=gpus.find(gpu) if isinstance(gpu, str) else gpu,
+        cwd=None if cwd is None else Path(cwd),
+        environment=changes(env or {}),
+        context_bytes=parse_bytes(context) if isinstance(context, str) else context,
+        used_by_others_bytes=parse_bytes(used_by_others) if isinstance(used_by_others, str) else used_by_others,
+        options=CaptureOptions(
+            steps=steps,
+            engine=engine,
+            skip_init=not keep_init,
+            offline=not online,
+            isolation=isolation,
+            timeout_seconds=timeout,
+        ),
+    )

@@ -470,6 +470,8 @@ class Estimate:
     """What ended the run before its time: the numbers are those up to then. None: the run is complete."""
     isolation: Isolation | None = None
     """None: the job did not run here, or its trace is older."""
+    foretell_version: str | None = None
+    """The version of foretell that ran the job; None: not noted, because it is older."""
 
     @property
     def complete(self) -> bool:

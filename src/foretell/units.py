@@ -35,6 +35,17 @@ def parse_bytes(text: str) -> int:
     return round(size)
 
 
+def parse_growth(text: str) -> int | float:
+    """Parse '200MiB' to bytes, and '5%' to a fraction: an int and a float."""
+    match = re.fullmatch(r"\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*%\s*", text)
+    if match is not None:
+        return float(match[1]) / 100
+    try:
+        return parse_bytes(text)
+    except UsageError:
+        raise UsageError(f"not a size or a percentage: {text!r:.60}. Give for example 200MiB or 5%.") from None
+
+
 def format_bytes(num_bytes: int) -> str:
     """Format with the largest binary unit that keeps the number at one or above: 5.21 GiB, 812 MiB, 512 B."""
     sign = "-" if num_bytes < 0 else ""

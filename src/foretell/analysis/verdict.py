@@ -89,6 +89,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         need=trace.need if oom else None,
         need_unknown=trace.need_unknown if oom else None,
         ended_by=end,
+        foretell_version=trace.foretell_version,
     )
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
-
-from foretell.errors import UsageError
 
 _EPILOG = """\
 A and B are each a trace (`foretell run --trace`) or an estimate (`foretell run --json`); traces give more detail.
@@ -39,9 +36,10 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.cli.files import check_targets, write
     from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.diff import compare, grown_over, json, page, summary_of, text
+    from foretell.units import parse_growth
 
     check_targets({"--json": options.json, "--html": options.html}, sources=[options.before, options.after])
-    limit = None if options.fail_over is None else _limit(options.fail_over)
+    limit = None if options.fail_over is None else parse_growth(options.fail_over)
     difference = compare(summary_of(options.before), summary_of(options.after))
     if options.json and options.json != "-":
         write(Path(options.json), json.render(difference) + "\n")
@@ -56,16 +54,3 @@ def execute(options: argparse.Namespace) -> int:
         if options.json == "-":
             print(json.render(difference), flush=True)
     return 0 if reason is None else _GREW
-
-
-def _limit(text: str) -> int | float:
-    """An int is bytes, a float a fraction of the baseline."""
-    from foretell.units import parse_bytes
-
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
-    if match is not None:
-        return float(match[1]) / 100
-    try:
-        return parse_bytes(text)
-    except UsageError:
-        raise UsageError(f"--fail-over {text}: not a size or a percentage. Write for example 200MiB or 5%.") from None

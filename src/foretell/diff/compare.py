@@ -62,6 +62,8 @@ class BlockChange(Change):
     phase: str
     before_count: int
     after_count: int
+    where: str | None
+    """`file:line` of the largest of them, after; before, if there are none left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +182,8 @@ def _facts(before: Summary, after: Summary) -> tuple[FactChange, ...]:
             "torch": summary.torch,
             "CUDA": summary.cuda or "unknown",
             "engine": summary.engine,
-            "command": shlex.join(_without_folder(summary.command)),
+            "foretell": summary.foretell or "unknown",
+            "command": shlex.join(without_folder(summary.command)),
             "steps": str(len(summary.steps)),
             "evaluations": str(len(evaluations)) if are_evaluations_known else "unknown",
         }
@@ -189,7 +192,7 @@ def _facts(before: Summary, after: Summary) -> tuple[FactChange, ...]:
     return tuple(FactChange(name=name, before=old, after=new) for (name, old), new in pairs if old != new)
 
 
-def _without_folder(command: Sequence[str]) -> list[str]:
+def without_folder(command: Sequence[str]) -> list[str]:
     """Strip the folder of the interpreter, which does not count as a change."""
     return [PurePath(command[0]).name, *command[1:]] if command else []
 
@@ -210,12 +213,17 @@ def _changes(before: Mapping[str, int], after: Mapping[str, int], *, floor: int 
 
 
 def _block_changes(before: Sequence[Held], after: Sequence[Held], floor: int) -> tuple[BlockChange, ...]:
-    """Only blocks above the floor, which both sides list completely."""
+    """Only blocks above the floor, which both sides list completely. An edit above a line moves it, so that blocks are
+    the same wherever they are allocated."""
     groups: dict[Held, list[list[int]]] = defaultdict(lambda: [[], []])
+    places: dict[Held, tuple[int, int, str]] = {}
     for side, blocks in enumerate((before, after)):
         for block in blocks:
             if block.bytes > floor:
-                groups[replace(block, bytes=0)][side].append(block.bytes)
+                key = replace(block, bytes=0, where=None)
+                groups[key][side].append(block.bytes)
+                if block.where is not None:
+                    places[key] = max(places.get(key, (0, 0, "")), (side, block.bytes, block.where))
     changes = [
         BlockChange(
             name=key.module or OUTSIDE,
@@ -227,6 +235,7 @@ def _block_changes(before: Sequence[Held], after: Sequence[Held], floor: int) ->
             after_bytes=sum(new),
             before_count=len(old),
             after_count=len(new),
+            where=places[key][2] if key in places else None,
         )
         for key, (old, new) in groups.items()
         if (sum(old), len(old)) != (sum(new), len(new)) and ((old and new) or max(old + new) > _CLEARLY * floor)

@@ -15,7 +15,11 @@ SCHEMA = "foretell.diff/1"
 
 
 def render(difference: Difference) -> str:
-    document = {
+    return json.dumps(document(difference), indent=2)
+
+
+def document(difference: Difference) -> dict[str, Any]:
+    return {
         "schema": SCHEMA,
         "summary": sentence(difference),
         "before": _run(difference.before),
@@ -29,7 +33,6 @@ def render(difference: Difference) -> str:
         "facts": {fact.name: {"before": fact.before, "after": fact.after} for fact in difference.facts},
         "notes": list(difference.notes),
     }
-    return json.dumps(document, indent=2)
 
 
 def _run(summary: Summary) -> dict[str, Any]:
@@ -40,6 +43,7 @@ def _run(summary: Summary) -> dict[str, Any]:
         "gpu": summary.gpu,
         "torch": summary.torch,
         "cuda": summary.cuda,
+        "foretell": summary.foretell,
         "command": list(summary.command),
     }
 
@@ -71,6 +75,7 @@ def _block(change: BlockChange) -> dict[str, Any]:
         "category": change.category,
         "name": change.tensor,
         "phase": change.phase,
+        "where": change.where,
         "bytes": _sizes(change),
         "count": {
             "before": change.before_count,

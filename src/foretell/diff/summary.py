@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from foretell import disk
@@ -34,6 +34,8 @@ class Held:
     module: str | None = None
     operator: str | None = None
     phase: str = "other"
+    where: str | None = None
+    """`file:line`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Summary:
     gpu: str
     torch: str
     cuda: str | None
+    foretell: str | None = None
     command: tuple[str, ...]
     peaks: dict[str, int]
     """By name, as far as available; see PEAKS."""
@@ -105,8 +108,7 @@ def summary_of_run(path: str, estimate: Estimate) -> Summary:
         categories = {str(category): size for category, size in by_category(blocks).items()}
         modules = dict(by_module(blocks))
         held = tuple(
-            Held(bytes=b.bytes, category=b.category, name=b.name, module=b.module, operator=b.operator, phase=b.phase)
-            for b in blocks
+            Held(**{each.name: getattr(block, each.name) for each in fields(Held)}) for block in blocks
         )
     return Summary(
         path=path,
@@ -115,6 +117,7 @@ def summary_of_run(path: str, estimate: Estimate) -> Summary:
         gpu=estimate.gpu.name,
         torch=estimate.torch_version,
         cuda=estimate.cuda_version,
+        foretell=estimate.foretell_version,
         command=estimate.command,
         peaks=peaks,
         steps=estimate.steps,
@@ -171,6 +174,7 @@ class _Document:
     peak: _Peak
     engine: str = "virtual"
     cuda: str | None = None
+    foretell: str | None = None
     command: tuple[str, ...] = ()
     steps: tuple[StepPeak, ...] = ()
     outside_steps: tuple[OutsidePeak, ...] | None = None
@@ -201,6 +205,7 @@ def _of_document(document: _Document, path: Path) -> Summary:
         gpu=document.gpu.name,
         torch=document.torch,
         cuda=document.cuda,
+        foretell=document.foretell,
         command=mask_command(document.command),
         peaks={name: size for name, size in sizes.items() if size is not None},
         steps=document.steps,

@@ -25,6 +25,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
     gpu, peak, capacity = estimate.gpu, estimate.peak, capacity_of(estimate)
     return {
         "schema": SCHEMA,
+        "foretell": estimate.foretell_version,
         "engine": estimate.engine,
         "verdict": estimate.verdict,
         "gpu": {
@@ -110,7 +111,9 @@ def _timeline(attribution: Attribution) -> dict[str, Any]:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-_OTHER_NAMES = {"torch": "torch_version", "cuda": "cuda_version", "phases": "phases_seen"}
+_OTHER_NAMES = {
+    "foretell": "foretell_version", "torch": "torch_version", "cuda": "cuda_version", "phases": "phases_seen",
+}  # fmt: skip
 
 
 def read(text: str) -> Estimate:

@@ -14,6 +14,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foretell import __version__
 from foretell.allocator import AllocatorSettings
 from foretell.jobs import CaptureResult
 from foretell.protocol import native_log
@@ -265,6 +266,7 @@ def _assemble(
         told.unknown_reads["a value", None] = own.num_unknown_reads
     allocator, changes = _allocator_settings(told, history)
     return Trace(
+        foretell_version=__version__,
         command=result.command,
         gpu=result.job.gpu,
         context_bytes=result.job.empty_process_bytes,

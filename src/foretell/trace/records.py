@@ -416,6 +416,8 @@ class Trace:
     """Folders of the foretell code that ran in it."""
     isolation: Isolation | None = None
     """None: nothing ran, or the file is older."""
+    foretell_version: str | None = None
+    """The version of foretell that recorded it; None: the file is older."""
 
     def __post_init__(self) -> None:
         """A trace is sent around, with all that is made of it: it has no secrets, whoever makes it."""

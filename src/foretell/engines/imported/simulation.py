@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
+from foretell import __version__
 from foretell.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError
 from foretell.allocator.blocks import Block as AllocatedBlock
 from foretell.allocator.recording import RecordingAllocator
@@ -70,6 +71,7 @@ def simulate(
     names = tuple(dict.fromkeys(call.function for call in calls))
     played = _play(job, capacity_for(gpu, context_bytes=context, libraries=libraries, functions=names))
     return Trace(
+        foretell_version=__version__,
         command=command,
         gpu=gpu,
         context_bytes=context,
