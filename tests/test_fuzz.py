@@ -31,12 +31,13 @@ from foretell import calibration, gpus
 from foretell.analysis.verdict import estimate_of
 from foretell.cli import main as command_line
 from foretell.cli.main import BUG
-from foretell.diff import compare
+from foretell.diff import compare, summary_of
 from foretell.diff import json as diff_json
 from foretell.diff.summary import summary_of_run
 from foretell.errors import ForetellError, TraceError
 from foretell.jobs import Job
 from foretell.plain import from_plain
+from foretell.plan.check import Gate, judge
 from foretell.protocol import native_log
 from foretell.records import Estimate
 from foretell.report import html, notebook, snapshot
@@ -117,6 +118,7 @@ def read_trace(path: Path) -> None:
     main("what-if", path, "--gpu", "rtx-4060", "--alloc-conf", "expandable_segments:True")
     trace = load(path)
     estimate = estimate_of(trace)
+    as_baseline(path, estimate)
     summary = summary_of_run("x", estimate)
     diff_json.render(compare(summary, summary))
     if estimate.attribution is not None:
@@ -136,6 +138,16 @@ def read_estimate(path: Path) -> None:
     main("diff", path.with_name("fits.json"), path)
     main("diff", path, path.with_name("fits.json"), "--fail-over", "5%", "--html", path.with_name("out.html"))
     notebook.render(Estimate.from_json(path.read_text(errors="replace")))
+    as_baseline(path, Estimate.from_json(path.with_name("fits.json").read_text()))
+
+
+def as_baseline(path: Path, estimate: Estimate) -> None:
+    """What `foretell check --baseline` does with the file."""
+    gate = Gate(baseline=summary_of(path), max_growth="2%", of="request")
+    gate.refuse_baseline(estimate.gpu)
+    check = judge(estimate, gate)
+    check.to_markdown()
+    check.to_json()
 
 
 def profiles_of_torch(folder: Path) -> dict[str, bytes]:

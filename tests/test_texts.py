@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from capture_folder import SEGMENT, CaptureFolder, device, training_run
-from foretell import gpus
+from foretell import __version__, gpus
 from foretell.advice.alternatives import alternatives
 from foretell.advice.survey import Optimizer, Survey
 from foretell.analysis.verdict import estimate_of
@@ -30,10 +30,13 @@ from foretell.cli.main import COMMANDS
 from foretell.cli.show import exit_code
 from foretell.diff import compare
 from foretell.diff import text as diff_text
+from foretell.diff.summary import summary_of_run
 from foretell.engines.imported import explain
 from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
+from foretell.plan import check_text
+from foretell.plan.check import Gate, judge
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, NO_ADDRESS_SPACE, SPARSE, WORKSPACE_SOURCES
 from foretell.records import Advice, EndedBy, Estimate, Isolation, Need, OutOfMemory, OutsidePeak, StepPeak, Together
 from foretell.report import advice_text, text
@@ -69,7 +72,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(autouse=True)
 def _same_terminal_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "FORCE_COLOR", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+    for name in ("WORLD_SIZE", "FORCE_COLOR", "GITHUB_STEP_SUMMARY", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"}.items():
         monkeypatch.setenv(name, value)
@@ -390,6 +393,16 @@ WRONG = [
     "what-if oom.trace --gpu rtx-3060", "what-if other.trace --gpu rtx-3060",
     "diff missing.trace fits.trace", "diff notes.txt fits.trace", "diff fits.trace other.json",
     "diff fits.trace fits.trace --fail-over lots",
+    "check", "check train.py", "check --limit much train.py", "check --limit 22GiB --of vram train.py",
+    "check --limit 22GiB missing.py", "check --gpu voodoo train.py", "check --max-growth 2% train.py",
+    "check --baseline missing.trace --max-growth 2% train.py", "check --baseline notes.txt --max-growth 2% train.py",
+    "check --baseline other.json --max-growth 2% train.py", "check --baseline oom.trace --max-growth 2% train.py",
+    "check --baseline fits.trace --max-growth much train.py", "check --baseline fits.trace train.py",
+    "check --baseline fits.trace --max-growth 2% --gpu a10g train.py",
+    "check --baseline old.trace --max-growth 2% train.py",
+    "check --baseline fits.trace --max-growth 2% --write-baseline fits.trace train.py",
+    "check --gpu a10g --write-baseline no/such/x train.py", "check --gpu a10g --json - --markdown - train.py",
+    "check --gpu a10g --github train.py",
     "diff fits.trace fits.trace --json fits.trace", "import missing.json", "import notes.txt", "import other.json",
     "import other.json --torch new", "calibrate --output no/such/x", "calibrate --output x --gpu voodoo",
     "evaluate missing", "evaluate folder", "evaluate folder --sample 0", "evaluate folder --html no/such/x",
@@ -403,6 +416,7 @@ def test_errors(golden: Any, tmp_path: Path, torch_for_cuda: TorchInstall, capsy
     (tmp_path / "folder").mkdir()
     captured = training_run(tmp_path / "folder")
     save(captured.trace(), tmp_path / "fits.trace")
+    save(replace(captured.trace(), foretell_version="0.0.9"), tmp_path / "old.trace")
     final = tuple(replace(each, peak_reserved_bytes=4 * MIB) for each in captured.trace().final)
     save(replace(captured.trace(), final=final), tmp_path / "other.trace")
     captured.journal("oom", 11, step=1, phase="forward", requested_bytes=1, message="CUDA out of memory.", where=None)
@@ -487,6 +501,28 @@ def test_diff(golden: Any) -> None:
     differences = [compare(*pair) for pair in pairs]
     shown = [printed(functools.partial(diff_text.render, each)) for each in differences]
     golden("diff", "\n----\n".join(shown))
+
+
+def test_check(golden: Any) -> None:
+    whole = replace(estimate_for(transformer()), foretell_version=__version__)
+    small = replace(whole, attribution=None, caveats=(), foretell_version=__version__)
+    before = replace(
+        summary_of_run("main.trace", replace(small, torch_version="2.6.0", command=("python", "train.py"))),
+        blocks=(block(900 * MIB), block(300 * MIB, "Net.head", category="gradient", where="/x/train.py:7")),
+    )
+    before.peaks["device_bytes"] -= GIB
+    need = Need(device_bytes=90 * GIB, reserved_bytes=89 * GIB, request_bytes=91 * GIB, smallest_gpus=("h200",))
+    ran_out = replace(estimate_for(transformer(), is_out_of_memory=True), need=need)
+    stopped = EndedBy(kind="time_limit", message="the script was stopped at its time limit (--timeout)")
+    checks = {
+        "within": judge(small, Gate(limit="78GiB")),
+        "over": judge(whole, Gate(limit="60GiB", max_growth="2%", baseline=before)),
+        "out of memory": judge(ran_out, Gate(limit="60GiB")),
+        "incomplete": judge(replace(small, ended_by=stopped), Gate()),
+    }
+    shown = [f"{name}:\n{printed(functools.partial(check_text.render, each))}" for name, each in checks.items()]
+    golden("check", "\n".join(shown))
+    golden("check-markdown", "\n\n----\n\n".join(each.to_markdown() for each in checks.values()))
 
 
 def test_doctor(golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

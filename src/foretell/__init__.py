@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "CaptureOptions",
+    "Check",
     "Estimate",
     "ForetellError",
     "Interrupted",
@@ -17,6 +18,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "__version__",
+    "check",
     "estimate",
     "run",
 ]
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from foretell.api import Interrupted, Run, estimate, run
     from foretell.errors import ForetellError, NothingOnGpuError, ScriptError, UnsupportedError, UsageError
     from foretell.jobs import CaptureOptions, Job
+    from foretell.plan.check import Check, check
     from foretell.records import Estimate
 
 
@@ -37,6 +40,10 @@ def __getattr__(name: str) -> Any:
         from foretell import jobs
 
         return getattr(jobs, name)
+    if name in ("Check", "check"):
+        from foretell.plan import check as checks
+
+        return getattr(checks, name)
     if name == "Estimate":
         from foretell.records import Estimate
 

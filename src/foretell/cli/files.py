@@ -55,6 +55,10 @@ REPORTS = (
 def add_files(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add `--json` and the options of REPORTS."""
     parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - for standard output")
+    add_reports(parser)
+
+
+def add_reports(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     for each in REPORTS:
         parser.add_argument(each.option, metavar=each.metavar, type=Path, help=each.help)
 
