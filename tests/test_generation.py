@@ -78,3 +78,37 @@ def test_early_stopping_of_the_trainer_does_not_set_in(warm_runs: WarmRuns, tmp_
     assert run.code == 0, run.tail()
     assert lines_of(run, "steps ") == ["8"]
     assert [caveat for caveat in run.result["caveats"] if caveat.startswith("early stopping waits")]
+
+
+def test_early_stopping_of_lightning_does_not_set_in(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    """Unknown losses fall a little from step to step, so `max` is the unlucky direction."""
+    pytest.importorskip("lightning")
+    script = """
+        import lightning, torch
+        from lightning.pytorch.callbacks import EarlyStopping
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Model(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(64, 1)
+            def training_step(self, batch, _):
+                return self.layer(batch[0]).square().mean()
+            def validation_step(self, batch, _):
+                self.log("metric", self.layer(batch[0]).square().mean())
+            def configure_optimizers(self):
+                return torch.optim.Adam(self.parameters())
+
+        loader = DataLoader(TensorDataset(torch.randn(16, 64)), batch_size=8)
+        trainer = lightning.Trainer(
+            max_epochs=6, accelerator="gpu", devices=1, callbacks=[EarlyStopping("metric", patience=1, mode="max")],
+            logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        )
+        trainer.fit(Model(), loader, loader)
+        print("steps", trainer.global_step)
+        """
+    (tmp_path / "stopping.py").write_text(textwrap.dedent(script))
+    run = warm_runs.run(tmp_path / "stopping.py", cwd=tmp_path, steps="all")
+    assert run.code == 0, run.tail()
+    assert lines_of(run, "steps ") == ["12"]
+    assert len([caveat for caveat in run.result["caveats"] if caveat.startswith("early stopping waits")]) == 1
