@@ -15,7 +15,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/* $(VIRTUAL)/native/*/*)
 CODE := src tests examples benchmarks scripts/environment scripts/browser scripts/columns setup.py
 
-.PHONY: help demo environment native browser ray page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu engines test-cpu native-test wheel clean
+.PHONY: help demo environment native browser ray emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu engines test-cpu native-test wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,11 @@ browser: environment ## install a browser for the tests of the HTML report; with
 
 ray: environment ## install Ray for the tests of `--workers ray`; without it they are skipped
 	@$(PYTHON3) scripts/environment --add ray $(ENVIRONMENT)
+
+emit-check: environment native ray ## check what `--emit` prints with the tools it is for, in an environment of their own
+	@$(PYTHON3) scripts/environment emit build/emit > /dev/null
+	$(PYTHON) -m pytest -n 0 tests/test_emit.py tests/test_emit_parsers.py
+	build/emit/bin/python -m pytest -n 0 tests/test_emit_parsers.py
 
 page: ## build src/foretell/report/page.html from web/report; needs node 20 and npm
 	cd web/report && npm ci --no-audit --no-fund && npm run build

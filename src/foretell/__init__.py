@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CaptureOptions",
     "Check",
+    "DoesNotFitError",
     "Estimate",
     "ForetellError",
     "Interrupted",
@@ -19,14 +20,23 @@ __all__ = [
     "UsageError",
     "__version__",
     "check",
+    "emit",
     "estimate",
     "run",
 ]
 if TYPE_CHECKING:
     from foretell.api import Interrupted, Run, estimate, run
-    from foretell.errors import ForetellError, NothingOnGpuError, ScriptError, UnsupportedError, UsageError
+    from foretell.errors import (
+        DoesNotFitError,
+        ForetellError,
+        NothingOnGpuError,
+        ScriptError,
+        UnsupportedError,
+        UsageError,
+    )
     from foretell.jobs import CaptureOptions, Job
     from foretell.plan.check import Check, check
+    from foretell.plan.emit import emit
     from foretell.records import Estimate
 
 
@@ -44,6 +54,10 @@ def __getattr__(name: str) -> Any:
         from foretell.plan import check as checks
 
         return getattr(checks, name)
+    if name == "emit":
+        from foretell.plan.emit import emit
+
+        return emit
     if name == "Estimate":
         from foretell.records import Estimate
 

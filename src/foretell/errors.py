@@ -23,6 +23,12 @@ class NothingOnGpuError(UnsupportedError):
     """The job put nothing on the GPU."""
 
 
+class DoesNotFitError(ForetellError):
+    """The job would run out of memory, and what was asked for needs one that fits."""
+
+    exit_code = 3
+
+
 class ScriptError(ForetellError):
     """The script itself failed; its traceback has already been shown."""
 

@@ -490,6 +490,11 @@ class Estimate:
         return self.peak.device_bytes + self.other_processes_bytes
 
     @property
+    def request_bytes(self) -> int:
+        """What to request from a scheduler for all of the job's processes: enough for 99 % of runs."""
+        return self.peak.request_bytes + self.other_processes_bytes
+
+    @property
     def other_processes_bytes(self) -> int:
         """Of the job's processes besides the largest."""
         return max(0, self.together.device_bytes - self.peak.device_bytes) if self.together else 0

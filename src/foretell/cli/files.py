@@ -63,6 +63,11 @@ def add_reports(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
         parser.add_argument(each.option, metavar=each.metavar, type=Path, help=each.help)
 
 
+def is_stdout_taken(options: argparse.Namespace) -> bool:
+    """Whether a result goes to standard output, so that all else goes to standard error."""
+    return options.json == "-" or getattr(options, "emit", None) is not None
+
+
 def folder(text: str) -> Path:
     """For `type=` of an option: `Path("")` would be the working folder."""
     if not text:

@@ -24,6 +24,8 @@ exit codes: 0 the job fits; 3 it would run out of memory; 2 the profile cannot b
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from foretell.cli.settings import add_emit
+
     parser.epilog = _EPILOG
     parser.add_argument(
         "profile", type=Path, metavar="PROFILE", help="output of export_chrome_trace: PROFILE.json or PROFILE.json.gz"
@@ -33,14 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--torch", metavar="VERSION", help="torch version the job will run with (default: 2.15)")
     parser.add_argument("--json", metavar="FILE", help="write the estimate as JSON; - for standard output")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="save the simulated run, for `foretell report`")
+    add_emit(parser)
     parser.add_argument("--explain", action="store_true", help="show how each pass changes the peaks")
 
 
 def execute(options: argparse.Namespace) -> int:
     from foretell import api, gpus
     from foretell.analysis.verdict import estimate_of
-    from foretell.cli.files import check_targets, write_json, write_trace
-    from foretell.cli.show import exit_code, show_text
+    from foretell.cli.files import check_targets, is_stdout_taken, write_json, write_trace
+    from foretell.cli.settings import check_emit, print_settings
+    from foretell.cli.show import show_text
     from foretell.cli.terminal import console, ignore_broken_pipe, say
     from foretell.engines import imported as cpu
     from foretell.engines.imported import explain
@@ -48,6 +52,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.units import parse_bytes
 
     check_targets({"--json": options.json, "--trace": options.trace}, sources=[options.profile])
+    check_emit(options)
     gpu = gpus.find(api.DEFAULT_GPU if options.gpu is None else options.gpu)
     if options.gpu is None:
         say(f"no --gpu given; assuming {gpu.name}")
@@ -58,13 +63,13 @@ def execute(options: argparse.Namespace) -> int:
     if options.trace:
         write_trace(imported.trace, options.trace)
     estimate = estimate_of(imported.trace)
-    show_text(estimate, is_json=options.json == "-")
+    show_text(estimate, is_json=is_stdout_taken(options))
     if options.json:
         write_json(estimate, options.json)
     if options.explain:
         with ignore_broken_pipe():
-            explain.render(imported.passes, console(stderr=options.json == "-"))
-    return exit_code(estimate)
+            explain.render(imported.passes, console(stderr=is_stdout_taken(options)))
+    return print_settings(options, estimate)
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from foretell.cli.files import is_stdout_taken
 from foretell.cli.terminal import say
 from foretell.errors import UsageError
 
@@ -114,7 +115,7 @@ def job_of(options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_sho
         execute=options.execute,
         timeout_seconds=options.timeout,
         verbose=options.verbose,
-        stdout="file" if not is_output_shown else "stderr" if options.json == "-" else "inherit",
+        stdout="file" if not is_output_shown else "stderr" if is_stdout_taken(options) else "inherit",
     )
     if gpu is None:
         default = profile.device_name if profile else api.DEFAULT_GPU

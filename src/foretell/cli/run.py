@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretell import disk
-from foretell.cli.files import add_files, check_targets, folder, targets_of, write_files, write_trace
+from foretell.cli.files import (
+    add_files,
+    check_targets,
+    folder,
+    is_stdout_taken,
+    targets_of,
+    write_files,
+    write_trace,
+)
 from foretell.cli.jobs import add_job, job_of, prepare, progress
+from foretell.cli.settings import add_emit, check_emit, print_settings
 from foretell.cli.terminal import say
 from foretell.errors import ForetellError, UsageError
 from foretell.namespaces.files import copy_tree
@@ -47,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     result = parser.add_argument_group("output")
     add_files(result)
+    add_emit(result)
     result.add_argument(
         "--keep-writes", metavar="DIR", type=folder, help="keep the files the script writes, in this folder"
     )
@@ -67,9 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from foretell import api
-    from foretell.cli.show import exit_code, show_text
+    from foretell.cli.show import show_text
 
     check_targets(targets_of(options) | {"--trace": options.trace})
+    check_emit(options)
     if options.keep_writes:
         _make_folder(options.keep_writes)
     job = job_of(options)
@@ -87,7 +98,7 @@ def execute(options: argparse.Namespace) -> int:
             write_trace(run.trace, options.trace)
         if options.keep_writes:
             _keep_writes(folder / "overlay", options.keep_writes)
-    estimate, is_json = _estimate(run), options.json == "-"
+    estimate, is_json = _estimate(run), is_stdout_taken(options)
     show_text(estimate, is_json=is_json)
     if options.advise and estimate.complete:
         try:
@@ -98,7 +109,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.explain:
         _explain(run.trace, is_json=is_json)
     write_files(options, run.trace, estimate)
-    return exit_code(estimate)
+    return print_settings(options, estimate)
 
 
 def _quietly(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ exit codes: 0 the job fits; 3 it would run out of memory
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from foretell.cli.files import add_files
+    from foretell.cli.settings import add_emit
 
     parser.epilog = _EPILOG
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file written by `foretell run --trace`")
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--used-by-others", metavar="SIZE", default="0", help="memory already used by other processes")
     parser.add_argument("--alloc-conf", metavar="OPTIONS", help="as in PYTORCH_CUDA_ALLOC_CONF (default: as recorded)")
     add_files(parser)
+    add_emit(parser)
     parser.add_argument(
         "--trace", metavar="FILE", type=Path, dest="target", help="save the outcome, for `foretell report` and `diff`"
     )
@@ -48,7 +51,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.analysis.verdict import estimate_of
     from foretell.analysis.what_if import what_if
     from foretell.cli.files import check_targets, targets_of, write_reports, write_trace
-    from foretell.cli.show import exit_code
+    from foretell.cli.settings import check_emit, print_settings
     from foretell.jobs import check_taken
     from foretell.trace import load
     from foretell.units import parse_bytes
@@ -56,6 +59,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.gpu is None and options.alloc_conf is None:
         raise UsageError("nothing to change: give --gpu NAME, --alloc-conf OPTIONS, or both.")
     check_targets(targets_of(options) | {"--trace": options.target}, sources=[options.trace])
+    check_emit(options)
     trace = load(options.trace)
     settings = None
     if options.alloc_conf is not None:
@@ -73,7 +77,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.target:
         write_trace(found.trace, options.target)
     write_reports(options, found.trace, estimate)
-    return exit_code(estimate)
+    return print_settings(options, estimate)
 
 
 def _document(options: argparse.Namespace, estimate: Estimate, found: WhatIf) -> dict[str, Any]:
@@ -101,28 +105,34 @@ def _document(options: argparse.Namespace, estimate: Estimate, found: WhatIf) ->
 
 
 def _show(options: argparse.Namespace, estimate: Estimate, found: WhatIf) -> None:
-    from foretell.cli.files import write
+    from foretell.cli.files import is_stdout_taken, write
     from foretell.cli.terminal import ignore_broken_pipe, printable
-    from foretell.units import format_bytes
 
     if options.json:
         text = json.dumps(_document(options, estimate, found), indent=2) + "\n"
         if options.json != "-":
             write(Path(options.json), text)
-    name, capacity = printable(estimate.gpu.name), format_bytes(found.capacity.reservable_bytes)
     with ignore_broken_pipe():
         if options.json == "-":
             print(text, end="", flush=True)
-            return
-        if estimate.oom is None:
-            print(f"FITS on {name}: PyTorch reserves {format_bytes(estimate.peak.reserved_bytes)} of the "
-                  f"{capacity} available to it")  # fmt: skip
         else:
-            requested = format_bytes(estimate.oom.requested_bytes)
-            print(f"OUT OF MEMORY on {name} in step {estimate.oom.step}: cannot allocate {requested}; "
-                  f"PyTorch has {capacity}")  # fmt: skip
-        print(f"  recorded: allocated {format_bytes(found.recorded.peak.allocated_bytes)}, "
-              f"reserved {format_bytes(found.recorded.peak.reserved_bytes)}")  # fmt: skip
-        if found.num_retries:
-            times = "once" if found.num_retries == 1 else f"{found.num_retries} times"
-            print(f"  the cache had to be emptied {times}, which costs time")
+            print(printable(_outcome(estimate, found)), file=sys.stderr if is_stdout_taken(options) else sys.stdout)
+
+
+def _outcome(estimate: Estimate, found: WhatIf) -> str:
+    from foretell.units import format_bytes
+
+    name, capacity = estimate.gpu.name, format_bytes(found.capacity.reservable_bytes)
+    if estimate.oom is None:
+        reserved = format_bytes(estimate.peak.reserved_bytes)
+        lines = [f"FITS on {name}: PyTorch reserves {reserved} of the {capacity} available to it"]
+    else:
+        step, requested = estimate.oom.step, format_bytes(estimate.oom.requested_bytes)
+        lines = [f"OUT OF MEMORY on {name} in step {step}: cannot allocate {requested}; PyTorch has {capacity}"]
+    recorded = found.recorded.peak
+    allocated, reserved = format_bytes(recorded.allocated_bytes), format_bytes(recorded.reserved_bytes)
+    lines.append(f"  recorded: allocated {allocated}, reserved {reserved}")
+    if found.num_retries:
+        times = "once" if found.num_retries == 1 else f"{found.num_retries} times"
+        lines.append(f"  the cache had to be emptied {times}, which costs time")
+    return "\n".join(lines)

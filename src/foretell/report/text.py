@@ -161,8 +161,7 @@ def _memory(estimate: Estimate, width: int) -> RenderableType:
     if estimate.used_by_others_bytes:
         row("others", "  other processes", estimate.used_by_others_bytes, "from --used-by-others")
     if estimate.oom is None:
-        request = peak.request_bytes + estimate.other_processes_bytes
-        row(None, "  request", request, "ask your scheduler for this: enough for 99 % of runs")
+        row(None, "  request", estimate.request_bytes, "ask your scheduler for this: enough for 99 % of runs")
         return Padding(table, (1, 2, 0, 2), expand=False)
     title = "The largest process:" if estimate.oom.is_together else "Memory in use when it ran out:"
     return Padding(Group(Text(title), table), (1, 2, 0, 2), expand=False)
