@@ -4,6 +4,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, models
 from setfit import SetFitModel, Trainer, TrainingArguments
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score
 
 words = models.Transformer("bert", max_seq_length=64)
 encoder = SentenceTransformer(modules=[words, models.Pooling(words.get_word_embedding_dimension())])
@@ -12,7 +13,7 @@ texts = [f"{word} {other}" for word in ("good", "bad") for other in ("film", "bo
 rows = Dataset.from_dict({"text": texts, "label": [0] * 6 + [1] * 6})
 trainer = Trainer(
     model=model, args=TrainingArguments(batch_size=8, num_epochs=1, output_dir="out", report_to="none"),
-    train_dataset=rows, eval_dataset=rows,
+    train_dataset=rows, eval_dataset=rows, metric=accuracy_score,
 )  # fmt: skip
 trainer.train()
 print(trainer.evaluate())
