@@ -48,6 +48,7 @@ from foretell.trace import load, save
 from foretell.units import MIB
 from mutations import Mutate, mutate_bytes, mutate_json, mutate_zip
 from test_calibration import PROFILE
+from test_explain_oom import MESSAGES
 from test_import import Span, a_step, backward, document
 
 BUDGET = int(os.environ.get("FORETELL_FUZZ", "3500"))
@@ -237,6 +238,10 @@ def read_capture(path: Path) -> None:
     estimate_of(CaptureFolder(path.parent).trace())
 
 
+def logs(folder: Path) -> dict[str, bytes]:
+    return {f"{number}.log": row["text"].encode() for number, row in enumerate(MESSAGES)}
+
+
 KINDS = {
     "trace": Kind(traces, mutate_zip, read_trace),
     "estimate": Kind(estimates, mutate_json, read_estimate),
@@ -245,6 +250,7 @@ KINDS = {
     "job": Kind(jobs, mutate_json, read_job),
     "store": Kind(stores, mutate_bytes, read_store),
     "capture": Kind(captures, mutate_bytes, read_capture),
+    "oom-message": Kind(logs, mutate_bytes, lambda path: main("explain-oom", path)),
 }
 
 

@@ -49,9 +49,10 @@ MAY_IMPORT = {
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
     "evaluation": NOUNS | {"gpus", "runs", "report", "api"},
     "plan": NOUNS | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
+    "postmortem": NOUNS | {"gpus", "api", "advice"},
     "evaluation.workloads": set(),
     "cli": EVERYTHING,
-    "__init__": NOUNS | {"api", "plan"},
+    "__init__": NOUNS | {"api", "plan", "postmortem"},
     "__main__": {"cli"},
 }
 ONLY_IN_THE_USERS_PROCESS = {"torch", "transformers"}

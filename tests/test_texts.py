@@ -37,6 +37,9 @@ from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
 from foretell.plan import check_text
 from foretell.plan.check import Gate, judge
+from foretell.postmortem import Explanation, read_oom
+from foretell.postmortem import text as oom_text
+from foretell.postmortem.reenact import Compared, Reenactment, Setting, Tried
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, NO_ADDRESS_SPACE, SPARSE, WORKSPACE_SOURCES
 from foretell.records import Advice, EndedBy, Estimate, Isolation, Need, OutOfMemory, OutsidePeak, StepPeak, Together
 from foretell.report import advice_text, text
@@ -47,6 +50,7 @@ from foretell.trace import Trace, save
 from foretell.units import GIB, MIB
 from report_data import LEAKS, estimate_for, transformer
 from test_diff import block, summary
+from test_explain_oom import MESSAGES
 
 GOLDEN = Path(__file__).parent / "data" / "texts"
 WIDTH = 100
@@ -109,6 +113,52 @@ def _one_usage(shown: str) -> str:
     usage, _, rest = shown.partition("\n\n")
     lines = textwrap.wrap(" ".join(usage.split()), WIDTH, subsequent_indent=" " * 7, break_on_hyphens=False)
     return "\n".join(lines) + "\n\n" + rest
+
+
+# --- explain-oom ------------------------------------------------------------------------------------------------------
+
+
+def explanations() -> Iterator[tuple[str, Explanation]]:
+    text = next(row["text"] for row in MESSAGES if row["about"].startswith("2.3, a data loader"))
+    shared = read_oom(f"{MESSAGES[2]['text']}\n{text}", message=2)
+    yield "neighbour", shared
+    yield "no-numbers", read_oom("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`")
+    estimate = replace(estimate_for(transformer(), gpu="rtx-3060"), attribution=None)
+    alone = Tried(
+        what="the script on rtx-3060, otherwise empty", verdict="fits", reserved_bytes=GIB, detail="9.00 GiB to spare"
+    )
+    crowded = Tried(
+        what="with 577 MiB of other processes", verdict="oom", reserved_bytes=GIB, detail="step 1, backward"
+    )
+    rerun = Reenactment(
+        estimate=estimate,
+        compared=(Compared(name="allocated by PyTorch", message_bytes=14 * GIB, predicted_bytes=13 * GIB),),
+        tried=(alone, crowded),
+        cause="neighbour",
+        why="On an otherwise empty rtx-3060 the script fits; with 577 MiB of other processes it does not.",
+        setting=Setting(how="no other processes on the GPU", before=crowded, after=alone),
+        not_tried=("expandable segments: the script failed",),
+    )
+    yield "script", replace(shared, reenactment=rerun)
+    yield "not-reproduced", replace(shared, reenactment=replace(rerun, cause=None, setting=None, not_tried=()))
+
+
+@pytest.mark.parametrize(
+    ("name", "explanation"), list(explanations()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_explanations(name: str, explanation: Explanation, golden: Any) -> None:
+    golden(f"explain-oom-{name}", printed(lambda console: oom_text.render(explanation, console)))
+
+
+CAUSES = {row["cause"]: row["text"] for row in reversed(MESSAGES)}
+CAUSES["small_card"] = f"NVIDIA A100-SXM4-80GB\n{MESSAGES[2]['text']}"
+
+
+def test_each_cause_in_words(golden: Any) -> None:
+    shown = [
+        f"{cause}\n{printed(functools.partial(oom_text.render, read_oom(text)))}" for cause, text in CAUSES.items()
+    ]
+    golden("explain-oom-causes", "\n".join(shown))
 
 
 # --- the result -------------------------------------------------------------------------------------------------------
@@ -407,7 +457,9 @@ WRONG = [
     "check --baseline fits.trace --max-growth 2% --write-baseline fits.trace train.py",
     "check --gpu a10g --write-baseline no/such/x train.py", "check --gpu a10g --json - --markdown - train.py",
     "check --gpu a10g --github train.py",
-    "diff fits.trace fits.trace --json fits.trace", "import missing.json", "import notes.txt", "import other.json",
+    "diff fits.trace fits.trace --json fits.trace", "explain-oom", "explain-oom missing.log", "explain-oom notes.txt",
+    "explain-oom notes.txt train.py", "explain-oom notes.txt --message first", "explain-oom notes.txt --json notes.txt",
+    "import missing.json", "import notes.txt", "import other.json",
     "import other.json --torch new", "calibrate --output no/such/x", "calibrate --output x --gpu voodoo",
     "evaluate missing", "evaluate folder", "evaluate folder --sample 0", "evaluate folder --html no/such/x",
 ]  # fmt: skip

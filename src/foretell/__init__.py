@@ -10,6 +10,7 @@ __all__ = [
     "Check",
     "DoesNotFitError",
     "Estimate",
+    "Explanation",
     "ForetellError",
     "Interrupted",
     "Job",
@@ -22,6 +23,7 @@ __all__ = [
     "check",
     "emit",
     "estimate",
+    "explain_oom",
     "run",
 ]
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from foretell.jobs import CaptureOptions, Job
     from foretell.plan.check import Check, check
     from foretell.plan.emit import emit
+    from foretell.postmortem import Explanation, explain_oom
     from foretell.records import Estimate
 
 
@@ -46,6 +49,10 @@ def __getattr__(name: str) -> Any:
         from foretell import api
 
         return getattr(api, name)
+    if name in ("Explanation", "explain_oom"):
+        from foretell import postmortem
+
+        return getattr(postmortem, name)
     if name in ("CaptureOptions", "Job"):
         from foretell import jobs
 

@@ -50,6 +50,12 @@ def find(text: str) -> Gpu:
     )
 
 
+def with_memory(total_bytes: int, *, within: float = 0.01) -> list[Gpu]:
+    """Cards with about that much memory, nearest first: it moves with the driver by up to 1 %."""
+    near = [gpu for gpu in all_gpus() if abs(gpu.total_bytes - total_bytes) <= within * total_bytes]
+    return sorted(near, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
+
+
 def _described(text: str) -> Gpu:
     """A card that is not in the table; the listed card of that capability nearest in memory supplies the rest."""
     usage = f"not a GPU: {text!r}. Describe one as MEMORY,smNN[,COUNTsms], e.g. 24GiB,sm89 or 24GiB,sm89,128sms."

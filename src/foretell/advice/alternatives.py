@@ -49,7 +49,7 @@ def alternatives(
             words=("drop-last",),
         )
     if not re.search(r"expandable_segments\s*:\s*true", allocator_settings, re.IGNORECASE):
-        yield _expandable(torch_version, allocator_settings)
+        yield expandable_segments(torch_version, allocator_settings)
 
 
 def _checkpointing(kind: str, count: int) -> Alternative:
@@ -139,7 +139,7 @@ def _optimizers(survey: Survey, least_bytes: int) -> Iterator[Alternative]:
     )
 
 
-def _expandable(torch_version: str, allocator_settings: str) -> Alternative:
+def expandable_segments(torch_version: str, allocator_settings: str) -> Alternative:
     is_renamed = ALLOC_CONF_RENAMED.holds_in(parse_version(torch_version))
     name = "PYTORCH_ALLOC_CONF" if is_renamed else "PYTORCH_CUDA_ALLOC_CONF"
     value = ",".join(filter(None, [allocator_settings, "expandable_segments:True"]))

@@ -79,7 +79,8 @@ _OPTIONS = {
     "max_non_split_rounding_mb": _MIB,
     "max_split_size_mb": _MIB,
     "roundup_power2_divisions": (
-        rf"{_POWER}|\[{_ENTRY}(,{_ENTRY})*\]", "0 or a power of two, or a list of them such as [256:1,512:2,>:4]",
+        rf"{_POWER}|\[{_ENTRY}(,{_ENTRY})*\]",
+        "0 or a power of two, or a list of them such as [256:1,512:2,>:4]",
     ),
     # These change neither blocks nor segments.
     "pinned_num_register_threads": (r"[0-9]{1,9}", "a number"),

@@ -22,9 +22,7 @@ class Known:
     together: Together | None
 
 
-def caveats_of(
-    trace: Trace, peak: PeakMemory, oom: OutOfMemory | None, together: Together | None
-) -> tuple[str, ...]:
+def caveats_of(trace: Trace, peak: PeakMemory, oom: OutOfMemory | None, together: Together | None) -> tuple[str, ...]:
     known = Known(trace, peak, oom, together)
     return (*trace.caveats, *(caveat for reason in REASONS for caveat in reason(known)))
 
@@ -170,9 +168,7 @@ def sparse_buffers(known: Known) -> Iterator[str]:
 
 def sparse_entries(known: Known) -> Iterator[str]:
     if ENTRIES.index("bound") in known.trace.sparse.entries_are:
-        yield (
-            "the number of entries of a sparse product or sum depends on unknown indices; the maximum is assumed"
-        )
+        yield ("the number of entries of a sparse product or sum depends on unknown indices; the maximum is assumed")
 
 
 def profiler(known: Known) -> Iterator[str]:

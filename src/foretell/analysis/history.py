@@ -217,9 +217,7 @@ def segments_at_peak(trace: Trace, history: History) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _parts(
-    address: int, size: int, taken: Sequence[tuple[int, int, int | None]]
-) -> list[tuple[int, int, int | None]]:
+def _parts(address: int, size: int, taken: Sequence[tuple[int, int, int | None]]) -> list[tuple[int, int, int | None]]:
     parts: list[tuple[int, int, int | None]] = []
     at = address
     for begin, num_bytes, block in taken:

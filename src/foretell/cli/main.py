@@ -36,6 +36,7 @@ COMMANDS = {
     "what-if": "replay a saved trace on another GPU or with other allocator options",
     "diff": "compare two runs: peaks, categories, modules, blocks",
     "check": "check the memory a script needs against a limit, a GPU or a baseline, for CI",
+    "explain-oom": "explain an out-of-memory message: where the memory was, why, and what helps",
     "import": "estimate a job recorded on the CPU with torch.profiler",
     "calibrate": "measure a real GPU, for use with foretell run --profile",
     "evaluate": "compare estimates with runs measured on real GPUs",

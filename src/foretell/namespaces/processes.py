@@ -28,9 +28,7 @@ TERMINATE_SECONDS = 1.0
 """How long processes that the program has left behind may take to exit before they are killed."""
 
 
-def supervise(
-    spec: dict[str, Any], program: Callable[[], NoReturn], *, control: int, answers: int
-) -> NoReturn:
+def supervise(spec: dict[str, Any], program: Callable[[], NoReturn], *, control: int, answers: int) -> NoReturn:
     """Run `program` inside, and exit when everything in there has ended and the layers are removed.
 
     `spec`: directory (the capture folder), writable (folders that are let through), cwd and home (folders where files

@@ -1,7 +1,7 @@
 """Writes what is made from the definitions in this package:
 
-    python -m foretell.protocol.generate header       src/foretell/virtual/native/core/log_kinds.h
-    python -m foretell.protocol.generate docs FILE    brings the tables in docs/architecture.md up to date
+python -m foretell.protocol.generate header       src/foretell/virtual/native/core/log_kinds.h
+python -m foretell.protocol.generate docs FILE    brings the tables in docs/architecture.md up to date
 """
 
 from __future__ import annotations

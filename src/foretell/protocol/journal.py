@@ -144,9 +144,7 @@ KINDS: dict[str, Kind] = {
             "what": Key("str"),
         },
     ),
-    "unsupported": Kind(
-        "the run cannot be estimated; foretell exits with 2", {"what": Key("str"), "hint": Key("str")}
-    ),
+    "unsupported": Kind("the run cannot be estimated; foretell exits with 2", {"what": Key("str"), "hint": Key("str")}),
     "survey": Kind(
         "what could be done otherwise; with the option `survey`",
         {

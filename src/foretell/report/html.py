@@ -72,9 +72,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         "is_context_given": estimate.is_context_given,
         "library_names": estimate.library_names,
         "steps": f"{len(estimate.steps)} run{peak_words(estimate)}",
-        "peaks": [
-            {"place": line.place, "sizes": line.sizes, "is_peak": line.is_peak} for line in step_lines(estimate)
-        ],
+        "peaks": [{"place": line.place, "sizes": line.sizes, "is_peak": line.is_peak} for line in step_lines(estimate)],
         "oom": asdict(estimate.oom) if estimate.oom else None,
         "ended_early": estimate.ended_early,
         "device_bytes": estimate.device_bytes,

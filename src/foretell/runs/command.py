@@ -180,9 +180,7 @@ def refuse_platform(system: str, machine: str) -> None:
 
 
 def refuse_torch(torch: TorchInstall | None, python: str, *, engine: Engine | Literal["auto"] = "virtual") -> None:
-    other = (
-        "If your script uses another environment, name its Python: foretell run -- /path/to/python SCRIPT.py"
-    )
+    other = "If your script uses another environment, name its Python: foretell run -- /path/to/python SCRIPT.py"
     if torch is None:
         raise UnsupportedError(f"torch is not installed in {python}. Install a CUDA build: pip install torch. {other}")
     if torch.is_rocm:

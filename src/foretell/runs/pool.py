@@ -26,7 +26,9 @@ def parse_workers(text: str) -> Workers:
         return int(text)
     if text == "ray" or (text.startswith("ray://") and len(text) > len("ray://")):
         return text
-    raise UsageError(f"--workers {text}: must be a number (1 or more), ray, or the address of a Ray cluster (ray://HOST:PORT).")
+    raise UsageError(
+        f"--workers {text}: must be a number (1 or more), ray, or the address of a Ray cluster (ray://HOST:PORT)."
+    )
 
 
 class Pool:

@@ -113,9 +113,7 @@ class _Server:
     def __init__(self, program: Program, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self._log = folder / "log"
-        self.environment = {
-            name: value for name, value in program.environment.items() if name not in _ONLY_IN_FORKS
-        }
+        self.environment = {name: value for name, value in program.environment.items() if name not in _ONLY_IN_FORKS}
         if "FORETELL_LOG" in self.environment:
             self.environment["FORETELL_LOG"] = str(folder / "native")
         self.fork_pid: int | None = None

@@ -217,9 +217,7 @@ def _caveat(told: Told, line: Line) -> None:
 
 
 def _keeper(told: Told, line: Line) -> None:
-    told.keepers.append(
-        Keeper(name=str(line.get("name")), what=str(line.get("what")), where=str(line.get("where")))
-    )
+    told.keepers.append(Keeper(name=str(line.get("name")), what=str(line.get("what")), where=str(line.get("where"))))
 
 
 _READERS: dict[str, Callable[[Told, Line], None]] = {

@@ -50,9 +50,7 @@ class PythonCuda:
         total = int(self.card["total"])
         # Other processes' use of the card is part of its context (runs/launch.py).
         capacity = Capacity(total_bytes=total, context_bytes=int(self.card["context"]), library_bytes=0)
-        allocator = RecordingAllocator(
-            capacity.reservable_bytes, total_bytes=total, torch_version=torch.__version__
-        )
+        allocator = RecordingAllocator(capacity.reservable_bytes, total_bytes=total, torch_version=torch.__version__)
         self.memory = Memory(torch, allocator, capture)
         self.values = Values(torch, self.memory, keeps_all=capture.options.execute)
         self.unknown = Unknown(torch, capture, self.values)

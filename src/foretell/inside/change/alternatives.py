@@ -29,6 +29,7 @@ def install(capture: Capture, torch: Any) -> None:
         "zero-grad-after-step": _zero_grad_after_step,
         "drop-last": _drop_last,
         "dataloader-batch-size": lambda capture, torch, value: LoaderBatches(capture, value).install(torch),
+        "cudnn-benchmark": _no_benchmark,
     }
     for word in capture.options.alternatives:
         name, _, value = word.partition("=")
@@ -229,3 +230,19 @@ def _drop_last(capture: Capture, torch: Any, _: str) -> None:
         return init
 
     capture.patches.wrap(torch.utils.data.DataLoader, "__init__", dropping)
+
+
+# --- autotuning -------------------------------------------------------------------------------------------------------
+
+
+def _no_benchmark(capture: Capture, torch: Any, _: str) -> None:
+    """Switch `torch.backends.cudnn.benchmark` off before each module that runs, wherever the script switches it on."""
+    done = Noted(capture, "cudnn-benchmark")
+
+    def switch_off(module: Any, args: Any) -> None:
+        if torch._C._get_cudnn_benchmark():
+            torch._C._set_cudnn_benchmark(False)
+            done()
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(switch_off)
+    capture.patches.added("a hook before each forward", hook.remove)

@@ -29,9 +29,7 @@ def mean(device: PythonCuda, x: Tensor, dims: Any = None, *args: Any, dtype: Any
 
 
 @extra_memory("linalg_vector_norm")
-def vector_norm(
-    device: PythonCuda, x: Tensor, order: Any = 2, dims: Any = None, *args: Any, dtype: Any = None
-) -> None:
+def vector_norm(device: PythonCuda, x: Tensor, order: Any = 2, dims: Any = None, *args: Any, dtype: Any = None) -> None:
     mean(device, x, dims, dtype=dtype)
 
 
