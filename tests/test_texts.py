@@ -35,8 +35,10 @@ from foretell.engines.imported import explain
 from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
-from foretell.plan import check_text
+from foretell.plan import check_text, maximum_report
 from foretell.plan.check import Gate, judge
+from foretell.plan.knobs import ConfigKey
+from foretell.plan.maximum import Evaluation
 from foretell.postmortem import Explanation, read_oom
 from foretell.postmortem import text as oom_text
 from foretell.postmortem.reenact import Compared, Reenactment, Setting, Tried
@@ -51,6 +53,7 @@ from foretell.units import GIB, MIB
 from report_data import LEAKS, estimate_for, transformer
 from test_diff import block, summary
 from test_explain_oom import MESSAGES
+from test_plan_maximum import KNOB, an_answer
 
 GOLDEN = Path(__file__).parent / "data" / "texts"
 WIDTH = 100
@@ -461,6 +464,16 @@ WRONG = [
     "explain-oom notes.txt train.py", "explain-oom notes.txt --message first", "explain-oom notes.txt --json notes.txt",
     "import missing.json", "import notes.txt", "import other.json",
     "import other.json --torch new", "calibrate --output no/such/x", "calibrate --output x --gpu voodoo",
+    "max-batch", "max-batch train.py", "max-batch --arg=--n --env N train.py", "max-batch --arg=-- train.py",
+    "max-batch --arg=--n missing.py", "max-batch --arg={N} train.py", "max-batch --env A=B train.py",
+    "max-batch --config-key train.yaml train.py", "max-batch --config-key notes.txt:a train.py",
+    "max-batch --config-key missing.yaml:a train.py", "max-batch --config-key other.json:batch train.py",
+    "max-batch --isolation none --config-key numbers.json:batch train.py",
+    "max-batch --arg=--n --min x train.py", "max-batch --arg=--n --min 0 train.py",
+    "max-batch --arg=--n --multiple-of 0 train.py", "max-batch --arg=--n --min 9 --max 15 --multiple-of 8 train.py",
+    "max-batch --arg=--n --safety lots train.py", "max-batch --arg=--n --gpu rtx-3060 --safety 100% train.py",
+    "max-batch --arg=--n --workers 0 train.py", "max --arg=--seq-len train.py --seq-len long",
+    "max --arg=--seq-len train.py --seq-len", "max --arg=--seq-len --json no/such/x train.py",
     "evaluate missing", "evaluate folder", "evaluate folder --sample 0", "evaluate folder --html no/such/x",
 ]  # fmt: skip
 
@@ -469,6 +482,7 @@ def test_errors(golden: Any, tmp_path: Path, torch_for_cuda: TorchInstall, capsy
     (tmp_path / "train.py").touch()
     (tmp_path / "notes.txt").write_text("notes")
     (tmp_path / "other.json").write_text('{"schema": "other/1"}')
+    (tmp_path / "numbers.json").write_text('{"batch": 8}')
     (tmp_path / "folder").mkdir()
     captured = training_run(tmp_path / "folder")
     save(captured.trace(), tmp_path / "fits.trace")
@@ -529,6 +543,22 @@ def test_what_if(golden: Any, tmp_path: Path, capsys: Any) -> None:
         code = main(["what-if", "job.trace", *words.split()])
         lines += [f"$ foretell what-if job.trace {words}", capsys.readouterr().out.rstrip(), f"exit code {code}", ""]
     golden("what-if", "\n".join(lines))
+
+
+def test_max(golden: Any) -> None:
+    need = Need(device_bytes=17 * GIB, reserved_bytes=16 * GIB, request_bytes=18 * GIB, smallest_gpus=("rtx-3090",))
+    failed = Evaluation(value=31, verdict="failed", estimate=None, problem="the script itself failed: ValueError: bad")
+    found = an_answer()
+    answers = {
+        "found": found,
+        "with a margin, in a range": an_answer(above="range", values=range(8, 31), safety_bytes=600 * MIB),
+        "the script fails above it": an_answer(above="failure", evaluations=(*found.evaluations[:3], failed)),
+        "nothing fits": an_answer(value=None, evaluations=found.evaluations[-1:], need=need),
+        "given up": an_answer(is_certain=False, knob=ConfigKey("train.yaml:data.batch_size")),
+    }
+    shown = [f"--- {name}\n{printed(functools.partial(maximum_report.render, each))}" for name, each in answers.items()]
+    lines = [maximum_report.line_of(KNOB, each) for each in (found.evaluations[0], found.evaluations[-1], failed)]
+    golden("max", "\n".join([*shown, "--- progress", *lines]))
 
 
 def test_diff(golden: Any) -> None:

@@ -24,6 +24,8 @@ __all__ = [
     "emit",
     "estimate",
     "explain_oom",
+    "max_batch",
+    "maximum",
     "run",
 ]
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from foretell.jobs import CaptureOptions, Job
     from foretell.plan.check import Check, check
     from foretell.plan.emit import emit
+    from foretell.plan.functions import max_batch, maximum
     from foretell.postmortem import Explanation, explain_oom
     from foretell.records import Estimate
 
@@ -53,6 +56,10 @@ def __getattr__(name: str) -> Any:
         from foretell import postmortem
 
         return getattr(postmortem, name)
+    if name in ("max_batch", "maximum"):
+        from foretell.plan import functions
+
+        return getattr(functions, name)
     if name in ("CaptureOptions", "Job"):
         from foretell import jobs
 

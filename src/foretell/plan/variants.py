@@ -23,6 +23,8 @@ from foretell.runs.pool import Workers
 _CHANGES_A_RESULT = (".py", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini")
 _NOT_ENTERED = ("node_modules", "build")
 _MOST_FILES = 5_000
+_MOST_AT_ONCE = 4
+"""So many workers start their warm processes at once."""
 _CHANGING_VARIABLES = ("_", "SHLVL", "OLDPWD", "PWD", "COLUMNS", "LINES")
 
 
@@ -95,10 +97,11 @@ class Variants:
         if job.call:
             self._add(job, _run((job, False), None))
             return False
-        (alone, forked) = (self._pool.submit(_run, (job, is_fork)) for is_fork in (False, True))
-        outcome = alone.result()
+        # All workers start their warm processes while the job runs alone.
+        forked = [self._pool.submit(_run, (job, True)) for _ in range(min(self.num_workers, _MOST_AT_ONCE))]
+        outcome = _run((job, False), None)
         self._add(job, outcome)
-        if _peaks(forked.result()) == _peaks(outcome):
+        if all(_peaks(each.result()) == _peaks(outcome) for each in forked):
             return True
         self._say("in a fork of a process that has imported torch, the script behaves differently: no forks")
         return False

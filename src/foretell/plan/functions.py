@@ -1,0 +1,93 @@
+"""The searches as Python functions: `foretell.max_batch`, `foretell.maximum`, `foretell.sweep`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from foretell import api, gpus
+from foretell.errors import UsageError
+from foretell.jobs import Job
+from foretell.plan.knobs import Argument, ConfigKey, Knob, LoaderBatch, Variable
+from foretell.plan.maximum import Maximum
+from foretell.plan.maximum import maximum as search
+from foretell.records import Gpu
+from foretell.runs.pool import Workers
+from foretell.units import format_bytes, parse_bytes
+
+
+def maximum(
+    job: Job | Sequence[str],
+    *,
+    arg: str | None = None,
+    env: str | None = None,
+    config_key: str | None = None,
+    dataloader: bool = False,
+    gpu: str | Gpu = api.DEFAULT_GPU,
+    cwd: str | Path | None = None,
+    min: int = 1,
+    max: int | None = None,
+    multiple_of: int = 1,
+    safety: str | int = 0,
+    safe: bool = False,
+    workers: Workers | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Maximum:
+    """Find the largest integer with which a job fits on a GPU (`.value`, None if nothing fits; `.estimate`).
+
+    `job` is a command (`["train.py"]`, as after `foretell run`), or a `Job` if it needs more than a GPU and a folder.
+    One of `arg` (an option of the script: "--batch-size"), `env` (an environment variable), `config_key`
+    ("train.yaml:data.batch_size") and `dataloader` names what is searched for; the options are those of `foretell max`.
+    Raises `UsageError` if the script does not accept the knob or ignores it, and `ScriptError` if it always fails.
+    """
+    found = job if isinstance(job, Job) else job_of(job, gpu, cwd)
+    return search(
+        found, knob_of(arg=arg, env=env, config_key=config_key, dataloader=dataloader), low=min, high=max,
+        multiple_of=multiple_of, safety_bytes=safety_bytes(safety, found), is_request=safe, workers=workers, say=say,
+    )  # fmt: skip
+
+
+max_batch = maximum
+"""The same, by the name of the command: a batch size is what is mostly searched for."""
+
+
+def job_of(command: Sequence[str], gpu: str | Gpu, cwd: str | Path | None) -> Job:
+    if isinstance(command, str):
+        raise UsageError(f"a command must be a list of words: {command.split()!r}")
+    return Job(
+        command=tuple(map(str, command)),
+        gpu=gpus.find(gpu) if isinstance(gpu, str) else gpu,
+        cwd=None if cwd is None else Path(cwd),
+    )
+
+
+def knob_of(*, arg: str | None, env: str | None, config_key: str | None, dataloader: bool) -> Knob:
+    """The only one that is given."""
+    given: list[Knob] = []
+    if arg is not None:
+        given.append(Argument(arg))
+    if env is not None:
+        given.append(Variable(env))
+    if config_key is not None:
+        given.append(ConfigKey(config_key))
+    if dataloader:
+        given.append(LoaderBatch())
+    if len(given) != 1:
+        what = f"{len(given)} knobs given" if given else "no knob given"
+        raise UsageError(
+            f"{what}. Give one of --arg=--batch-size, --env BATCH_SIZE, --config-key train.yaml:data.batch_size and "
+            "--dataloader."
+        )
+    return given[0]
+
+
+def safety_bytes(safety: str | int, job: Job) -> int:
+    """Of a size, or a part of the card: `5%`."""
+    text = str(safety)
+    percent = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*%", text)
+    size = parse_bytes(text) if percent is None else round(float(percent[1]) / 100 * job.gpu.total_bytes)
+    left = job.gpu.total_bytes - job.used_by_others_bytes
+    if size >= left:
+        raise UsageError(f"--safety {text}: {job.gpu.name} has only {format_bytes(left)}.")
+    return size
