@@ -76,6 +76,17 @@ def test_only_the_table_of_the_document_is_replaced(tmp_path: Path) -> None:
     assert "Commands: 1; a number: 1; a reason why there is none: 0; wrong: 0." in text
 
 
+def test_rows_of_scripts_that_did_not_run_stay_in_the_document(tmp_path: Path) -> None:
+    document = tmp_path / "real-scripts.md"
+    document.write_text(f"{report.BEGIN}\n{report.END}\n")
+    both = [script(Number()), replace(script(Reason(words="torchrun")), name="z")]
+    report.write(both, {"x": RAN, "z": FAILED}, document)
+    first = document.read_text()
+    report.write(both, {"x": replace(RAN, num_steps=5)}, document)
+    assert document.read_text() == first.replace("| 0 | 4 |", "| 0 | 5 |")
+    assert "Commands: 2; a number: 1; a reason why there is none: 1; wrong: 0." in first
+
+
 def test_reason_in_the_document_is_one_sentence_without_folders(tmp_path: Path) -> None:
     document = tmp_path / "real-scripts.md"
     document.write_text(f"{report.BEGIN}\n{report.END}\n")

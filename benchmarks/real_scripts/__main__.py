@@ -1,7 +1,7 @@
 """`make real-scripts`: runs the scripts of table.py through `foretell run`; writes their rows of docs/real-scripts.md.
 
-Results are kept as lines of JSON: an interrupted run goes on where it stopped, and the document shows the last result
-of each script. What a script and foretell printed is in output.txt of the script's working folder.
+Results are kept as lines of JSON: an interrupted run goes on where it stopped (`--resume`). The document keeps the rows
+of scripts that were not run. What a script and foretell printed is in output.txt of the script's working folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from rich.console import Console
 
 from foretell.plain import from_plain, to_plain
 from foretell.runs import Pool, Store, parse_workers, state_of_code
-from foretell.runs.store import lines
 
 PATH = FOLDER / "results.jsonl"
 
@@ -37,7 +36,7 @@ def main() -> int:
     store.close()
     results = {script.name: from_plain(Result, store[script.name]) for script in scripts if script.name in store}
     Console(width=None if sys.stdout.isatty() else 160).print(report.table(scripts, results))
-    report.write(SCRIPTS, {name: from_plain(Result, result) for name, _, result in lines(PATH)})
+    report.write(SCRIPTS, results)
     return int(any(problem(script, results[script.name]) for script in scripts))
 
 

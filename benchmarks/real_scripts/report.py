@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,26 +36,29 @@ def table(scripts: Sequence[Script], results: Mapping[str, Result]) -> Table:
 
 
 def write(scripts: Sequence[Script], results: Mapping[str, Result], document: Path = DOCUMENT) -> None:
-    """Replace the table in the document; the text around it is written by hand."""
+    """Replace the rows of these results in the document. The rows of other scripts stay; the text around the
+    table is written by hand."""
     before, _, rest = document.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    document.write_text(f"{before}{BEGIN}\n\n{_markdown(scripts, results)}\n\n{END}{after}")
+    old, _, after = rest.partition(END)
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in old.splitlines() if line.startswith("| ")}
+    for script in scripts:
+        if script.name in results:
+            cells = (cell.replace("|", "\\|") for cell in _cells(script, results[script.name]))
+            rows[script.name] = "| " + " | ".join(cells) + " |"
+    shown = [rows[script.name] for script in scripts if script.name in rows]
+    document.write_text(f"{before}{BEGIN}\n\n{_markdown(shown)}\n\n{END}{after}")
 
 
-def _markdown(scripts: Sequence[Script], results: Mapping[str, Result]) -> str:
-    done = [script for script in scripts if script.name in results]
-    numbers = sum(results[script.name].verdict is not None for script in done)
-    reasons = len(done) - numbers
-    wrong = sum(problem(script, results[script.name]) is not None for script in done)
+def _markdown(rows: Sequence[str]) -> str:
+    outcomes = Counter(row.split(" | ")[COLUMNS.index("outcome")] for row in rows)
     lines = [
-        f"Commands: {len(done)}; a number: {numbers}; a reason why there is none: {reasons}; wrong: {wrong}.",
+        f"Commands: {len(rows)}; a number: {outcomes['fits'] + outcomes['out of memory']}; "
+        f"a reason why there is none: {outcomes['no number']}; wrong: {outcomes['wrong']}.",
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---|",
+        *rows,
     ]
-    for script in done:
-        cells = [cell.replace("|", "\\|") for cell in _cells(script, results[script.name])]
-        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
