@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from foretell import gpus
 from foretell.errors import UsageError
+from foretell.records import Gpu
 from foretell.units import GIB, MIB
 
 
@@ -97,6 +100,63 @@ def test_the_number_of_sms_of_a_described_card_changes_its_rates_and_context() -
 def test_a_description_that_says_nothing_sensible_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         gpus.find(text)
+
+
+@pytest.mark.parametrize("gpu", gpus.all_gpus(), ids=lambda gpu: gpu.name)
+def test_the_class_of_a_card_is_what_its_device_name_says(gpu: Gpu) -> None:
+    if re.search("GeForce|TITAN", gpu.device_name):
+        assert gpu.gpu_class == "consumer"
+    elif re.search(r"Quadro|RTX A\d|Ada Generation|RTX PRO", gpu.device_name):
+        assert gpu.gpu_class == "workstation"
+    else:
+        assert re.match(r"Tesla|NVIDIA [ALHB]\d|NVIDIA GH200", gpu.device_name), gpu.device_name
+        assert gpu.gpu_class == "datacenter"
+
+
+# --- MIG --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a100-80gb:3g.40gb", "A100 80GB : 3g.40gb", "a100-80gb:mig-3g.40gb", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"],
+)
+def test_a_slice_is_found_by_card_and_profile(text: str) -> None:
+    gpu, card = gpus.find(text), gpus.find("a100-80gb")
+    assert (gpu.name, gpu.device_name) == ("a100-80gb:3g.40gb", "NVIDIA A100-SXM4-80GB MIG 3g.40gb")
+    assert (gpu.num_sms, gpu.total_bytes) == (42, 40192 * MIB)
+    assert gpu.context_bytes == 210 * MIB + 42 * 2048 * 1024
+    assert gpu.fp32_flops == card.fp32_flops * 42 / 108
+    assert gpu.bandwidth_bytes_per_second == card.bandwidth_bytes_per_second // 2
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [("a100-80gb:5g.50gb", "1g.10gb, 1g.20gb"), ("a100:", "1g.5gb"), ("rtx-3060:1g.5gb", "a30, a100-40gb"),
+     ("voodoo:1g.5gb", "foretell gpus")],
+)  # fmt: skip
+def test_an_unknown_slice_says_which_are_known(text: str, known: str) -> None:
+    with pytest.raises(UsageError, match=known):
+        gpus.find(text)
+
+
+@pytest.mark.parametrize("gpu", gpus.all_slices(), ids=lambda gpu: gpu.name)
+def test_slices_of_a_kind_fit_into_their_card(gpu: Gpu) -> None:
+    card, count = gpus.find(gpu.name.partition(":")[0]), gpus.slices_per_card(gpu)
+    assert count is not None
+    assert gpus.find(gpu.device_name) == gpu
+    assert count * gpu.num_sms <= card.num_sms
+    assert count * gpu.total_bytes <= card.total_bytes
+    compute, memory = re.fullmatch(r"(\d)g\.(\d+)gb", gpu.name.partition(":")[2]).groups()  # type: ignore[union-attr]
+    assert 0.86 * int(memory) * GIB <= gpu.total_bytes <= int(memory) * GIB
+    of_card = [each for each in gpus.all_slices() if each.name.startswith(f"{card.name}:")]
+    largest = max(of_card, key=lambda each: each.num_sms)
+    slices = int(largest.name.partition(":")[2][0])
+    assert gpu.num_sms >= 0.8 * largest.num_sms * int(compute) / slices
+
+
+def test_memory_is_compared_as_it_is_sold() -> None:
+    sold = {name: gpus.sold_bytes(gpus.find(name)) / GIB for name in ("l4", "rtx-4090", "h200:1g.18gb", "gtx-1080-ti")}
+    assert sold == {"l4": 24, "rtx-4090": 24, "h200:1g.18gb": 18, "gtx-1080-ti": 11}
 
 
 def test_the_context_guess_is_the_base_and_a_kibibyte_per_thread() -> None:

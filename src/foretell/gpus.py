@@ -1,4 +1,4 @@
-"""Looks up a GPU by name in the table gpus.toml."""
+"""Looks up a GPU, or a MIG slice of one, by name in the tables gpus.toml and mig.toml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from foretell.errors import UsageError
 from foretell.records import Gpu
-from foretell.units import KIB, MIB, TIB, parse_bytes
+from foretell.units import GIB, KIB, MIB, TIB, parse_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,11 +21,15 @@ else:
 
 # Words in product names that do not change which card is meant.
 _NOISE = re.compile(r"\b(nvidia|geforce|tesla|generation|gpu|graphics card|edition|workstation)\b")
+_SLICE = re.compile(r"(.+?)(?:\s*:\s*(?:mig[- ])?|\s+mig\s+)(\S*)", re.IGNORECASE)
+"""`a100-80gb:3g.40gb`, or as CUDA names it: `NVIDIA A100-SXM4-80GB MIG 3g.40gb`."""
 
 
 _MOST_BYTES = 16 * TIB
 """What a card can have: the virtual GPU reserves addresses for all of it, and a process has 128 TiB."""
 _MOST_SMS = 4096
+_SOLD_GIB = (4, 5, 6, 8, 10, 11, 12, 16, 18, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288)
+"""Memory of GPUs as they are sold. Each has a little less."""
 
 
 def all_gpus() -> tuple[Gpu, ...]:
@@ -33,12 +37,21 @@ def all_gpus() -> tuple[Gpu, ...]:
     return tuple(_table().values())
 
 
+def all_slices() -> tuple[Gpu, ...]:
+    """Every MIG slice of every card, in the order of the table."""
+    return tuple(gpu for slices in _slices().values() for gpu in slices.values())
+
+
 def find(text: str) -> Gpu:
-    """The card called `rtx3060`, "RTX 3060", `a100-80gb`, `4090`, or the free form `24GiB,sm89[,128sms]`."""
+    """The card called `rtx3060`, "RTX 3060", `a100-80gb`, `4090`; the MIG slice `a100-80gb:3g.40gb`; or the free form
+    `24GiB,sm89[,128sms]`."""
     if not text.strip():
         raise UsageError("the name of the GPU is empty. `foretell gpus` lists the known GPUs.")
     if "," in text:
         return _described(text)
+    is_slice = _SLICE.fullmatch(text.strip())
+    if is_slice:
+        return _slice_of(find(is_slice[1]), is_slice[2].lower())
     names = _spellings()
     key = _key(text)
     for candidate in (key, f"rtx{key}", f"gtx{key}"):
@@ -54,6 +67,32 @@ def with_memory(total_bytes: int, *, within: float = 0.01) -> list[Gpu]:
     """Cards with about that much memory, nearest first: it moves with the driver by up to 1 %."""
     near = [gpu for gpu in all_gpus() if abs(gpu.total_bytes - total_bytes) <= within * total_bytes]
     return sorted(near, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
+
+
+def slices_per_card(gpu: Gpu) -> int | None:
+    """How many MIG slices of this kind a card has room for; None if it is no slice."""
+    card, _, name = gpu.name.partition(":")
+    rows = (row for row in _read("mig.toml")["mig"] if card in row["gpus"])
+    counts = (profile["instances"] for row in rows for profile in row["profiles"] if profile["name"] == name)
+    return next(counts, None)
+
+
+def sold_bytes(gpu: Gpu) -> int:
+    """Its memory as people call it: an RTX 4090 has 24 GiB, although CUDA finds 23.64. The name of a slice says it."""
+    in_name = re.search(r":.*\.([0-9]+)gb$", gpu.name)
+    if in_name:
+        return int(in_name[1]) * GIB
+    return next((size * GIB for size in _SOLD_GIB if size * GIB >= gpu.total_bytes), gpu.total_bytes)
+
+
+def _slice_of(card: Gpu, profile: str) -> Gpu:
+    slices = _slices().get(card.name)
+    if slices is None:
+        known = ", ".join(_slices())
+        raise UsageError(f"no MIG profiles are known for {card.name}. They are known for {known}.")
+    if profile not in slices:
+        raise UsageError(f"{card.name} has no MIG profile {profile!r}. It has {', '.join(slices)}.")
+    return slices[profile]
 
 
 def _described(text: str) -> Gpu:
@@ -80,18 +119,25 @@ def _described(text: str) -> Gpu:
     num_sms = int(sms_match[1]) if sms_match else relative.num_sms
     if not 0 < num_sms <= _MOST_SMS:
         raise UsageError(f"{usage} A GPU has 1 to {_MOST_SMS} SMs.")
-    scale = num_sms / relative.num_sms
-    local_memory = relative.threads_per_sm * KIB
     return replace(
-        relative,
+        _with_sms(relative, num_sms),
         name=",".join(part.replace(" ", "") for part in parts),
         device_name=f"NVIDIA virtual GPU ({parts[0]}, sm_{capability[0]}{capability[1]})",
-        num_sms=num_sms,
         total_bytes=total_bytes,
         is_measured=False,
-        fp32_flops=relative.fp32_flops * scale,
-        tensor_flops=relative.tensor_flops * scale,
-        context_bytes=relative.context_bytes + (num_sms - relative.num_sms) * local_memory,
+        gpu_class=None,
+    )
+
+
+def _with_sms(gpu: Gpu, num_sms: int) -> Gpu:
+    """With another number of SMs, and what follows from it."""
+    scale = num_sms / gpu.num_sms
+    return replace(
+        gpu,
+        num_sms=num_sms,
+        fp32_flops=gpu.fp32_flops * scale,
+        tensor_flops=gpu.tensor_flops * scale,
+        context_bytes=gpu.context_bytes + (num_sms - gpu.num_sms) * gpu.threads_per_sm * KIB,
     )
 
 
@@ -107,7 +153,7 @@ def _suggestion(key: str) -> str:
 @cache
 def _spellings() -> dict[str, str]:
     """Normalized spelling -> name. Names win over aliases, and aliases over device names, which are not unique."""
-    raw = _raw()
+    raw = _read("gpus.toml")
     spellings: dict[str, str] = {_key(name): name for name in raw["gpu"]}
     for name, row in raw["gpu"].items():
         for alias in row.get("aliases", ()):
@@ -123,7 +169,7 @@ def _key(text: str) -> str:
 
 @cache
 def _table() -> dict[str, Gpu]:
-    raw = _raw()
+    raw = _read("gpus.toml")
     return {name: _gpu(name, row, raw["capability"][row["capability"]]) for name, row in raw["gpu"].items()}
 
 
@@ -152,11 +198,38 @@ def _gpu(name: str, row: dict[str, Any], limits: dict[str, int]) -> Gpu:
         tensor_flops=row["tensor_tflops"] * 1e12,
         pci_device_id=row["pci_device_id"],
         context_bytes=limits["context_base_mib"] * MIB + row["num_sms"] * limits["threads_per_sm"] * KIB,
+        gpu_class=row["class"],
     )
 
 
 @cache
-def _raw() -> dict[str, Any]:
-    with Path(__file__).with_name("gpus.toml").open("rb") as file:
+def _slices() -> dict[str, dict[str, Gpu]]:
+    """Card -> profile -> slice."""
+    return {
+        name: {profile["name"]: _slice(_table()[name], profile) for profile in row["profiles"]}
+        for row in _read("mig.toml")["mig"]
+        for name in row["gpus"]
+    }
+
+
+def _slice(card: Gpu, profile: dict[str, Any]) -> Gpu:
+    """CUDA sees a slice as a card with fewer SMs and less memory; L2 and bandwidth are divided as the memory is."""
+    total_bytes = min(card.total_bytes, profile["memory_mib"] * MIB)
+    eighths = max(1, round(8 * total_bytes / card.total_bytes))
+    return replace(
+        _with_sms(card, profile["num_sms"]),
+        name=f"{card.name}:{profile['name']}",
+        device_name=f"{card.device_name} MIG {profile['name']}",
+        total_bytes=total_bytes,
+        is_measured=False,
+        l2_bytes=card.l2_bytes * eighths // 8,
+        memory_bus_bits=card.memory_bus_bits * eighths // 8,
+        bandwidth_bytes_per_second=card.bandwidth_bytes_per_second * eighths // 8,
+    )
+
+
+@cache
+def _read(name: str) -> dict[str, Any]:
+    with Path(__file__).with_name(name).open("rb") as file:
         table: dict[str, Any] = tomllib.load(file)
     return table

@@ -13,6 +13,7 @@ Phase = Literal["forward", "backward", "optimizer", "evaluation", "other"]
 Verdict = Literal["fits", "oom"]
 Engine = Literal["virtual", "cpu"]
 IsolationMode = Literal["kernel", "python", "none"]
+GpuClass = Literal["consumer", "workstation", "datacenter"]
 Category = Literal[
     "parameter", "buffer", "gradient", "optimizer_state", "activation", "input", "temporary", "workspace"
 ]
@@ -54,6 +55,8 @@ class Gpu:
     pci_device_id: int
     context_bytes: int
     """Estimated memory of an empty CUDA process."""
+    gpu_class: GpuClass | None = None
+    """How it is sold; None: described by its memory, or read from an older file."""
 
     def __post_init__(self) -> None:
         assert min(self.total_bytes, self.num_sms) > 0, f"{self.name}: {self.total_bytes} bytes, {self.num_sms} SMs"

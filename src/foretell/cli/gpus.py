@@ -14,11 +14,14 @@ from foretell.units import GIB, MIB
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print all fields as JSON")
+    parser.add_argument("--mig", action="store_true", help="show the MIG slices instead")
     parser.add_argument("name", nargs="*", help="show only these GPUs, in any spelling")
 
 
 def execute(options: argparse.Namespace) -> int:
     cards = [gpus.find(name) for name in options.name] or list(gpus.all_gpus())
+    if options.mig:
+        cards = [gpu for gpu in gpus.all_slices() if gpu.name.partition(":")[0] in {card.name for card in cards}]
     with ignore_broken_pipe():
         if options.json:
             print(json.dumps([asdict(card) for card in cards], indent=2))
@@ -54,6 +57,7 @@ def _print_table(cards: list[Gpu]) -> None:
         "memory: total memory as torch reports it (*: measured on that GPU; otherwise published or derived); "
         "sm: compute capability; fp32, tensor: peak dense TFLOPS; "
         "context: estimated memory of an empty CUDA process. "
-        "Any spelling works (rtx3060, 'RTX 3060'), and so does a description such as 24GiB,sm89.",
+        "Any spelling works (rtx3060, 'RTX 3060'), and so do a description such as 24GiB,sm89 and a MIG slice such as "
+        "a100-80gb:3g.40gb.",
         style="bright_black",
     )
