@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "virtual": NOUNS,
     "rules": {"errors", "units", "records", "versions"},
     "allocator": {"errors", "units", "records", "versions", "protocol"},
-    "inside": {"protocol", "namespaces", "engines.python_cuda"},
+    "inside": {"protocol", "namespaces", "rules", "engines.python_cuda"},
     "inside.bootstrap": set(),
     "engines": set(),
     "engines.python_cuda": {"inside", "rules", "allocator", "protocol", "versions"},

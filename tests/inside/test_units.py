@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from foretell.inside.files.protected import Protected
-from foretell.inside.guard.architectures import has_kernels_for
 from foretell.inside.guard.distributed import _world_size
 from foretell.inside.stop.loaders import _expects_an_end
 from foretell.inside.watch.history import window
@@ -19,6 +18,7 @@ from foretell.inside.watch.oom import format_size
 from foretell.inside.where import where_raised
 from foretell.protocol.history import COLUMNS
 from foretell.protocol.marks import NOTHING
+from foretell.rules.architectures import has_kernels_for
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
     counters = _counters(trace)
     history = _followed(trace, counters.device)
     steps, outside_steps, step_caveats = _steps(trace, counters.device, history)
+    if not (attributes or trace.memory.action):  # no history was wanted
+        step_caveats = ()
     convolutions = trace.convolutions
     sizes = convolutions.x_bytes, convolutions.y_bytes, convolutions.w_bytes  # tensors cuDNN may copy
     beside = overhead(
@@ -147,7 +149,8 @@ def _steps(
             for d in m.devices
             if d.device == device
         )
-        return cumulative, (), (f"the peaks of steps are cumulative, because the history is incomplete: {error}",)
+        why = f"the peaks of steps are cumulative, because the history is incomplete: {error}"
+        return cumulative, (), (why,)
 
 
 def _attribution(

@@ -36,6 +36,10 @@ class Outcome:
     problem: str | None = None
     is_failure: bool = False
     """There is no estimate because the script itself failed; otherwise foretell cannot estimate it."""
+    arch_list: tuple[str, ...] = ()
+    """What the script's torch has kernels for: `sm_80`."""
+    card_queries: tuple[str, ...] = ()
+    """What the script has asked about the card that can decide what it does: `the card's memory, at train.py:12`."""
 
     @property
     def kind(self) -> Literal["fits", "oom", "failed", "unsupported"]:
@@ -128,19 +132,22 @@ def _recorded_briefly(job: Job) -> Job:
 def _run(item: tuple[Job, bool], warm: Warm | None) -> Outcome:
     """The task of a worker of the pool."""
     job, is_fork = item
+    known = Outcome()
     with api.scratch() as folder:
         try:
-            estimate = api.run(job, directory=folder, warm=warm if is_fork else None).estimate
+            run = api.run(job, directory=folder, warm=warm if is_fork else None)
+            known = Outcome(arch_list=run.trace.arch_list, card_queries=run.trace.card_queries)
+            estimate = run.estimate
             not_made = _wanted_changes(job) - {line["name"] for line in lines_of(folder, "alternative")}
             if not_made and estimate.verdict == "fits":  # a run out of memory may not have come to the optimizer
                 names = ", ".join(sorted(not_made))
                 raise UnsupportedError(f"the script has nothing that {names} could be applied to.")
-            return Outcome(estimate=estimate)
+            return replace(known, estimate=estimate)
         except ForetellError as error:
             output = folder / OUTPUT
             lines = output.read_text(errors="replace").splitlines()[-3:] if output.exists() else []
             problem = "\n".join([str(error), *(f"  {line}" for line in lines)])
-            return Outcome(problem=problem, is_failure=isinstance(error, ScriptError))
+            return replace(known, problem=problem, is_failure=isinstance(error, ScriptError))
 
 
 def _wanted_changes(job: Job) -> set[str]:
@@ -154,14 +161,16 @@ def _peaks(outcome: Outcome) -> object:
 
 def _written(outcome: Outcome) -> object:
     estimate = outcome.estimate
-    return to_plain(replace(outcome, estimate=None)) if estimate is None else {"estimate": estimate.to_json()}
+    document = to_plain(replace(outcome, estimate=None))
+    return document if estimate is None else {**document, "estimate": estimate.to_json()}
 
 
 def _read(document: object) -> Outcome | None:
     """None: a damaged line."""
     try:
         if isinstance(document, dict) and isinstance(document.get("estimate"), str):
-            return Outcome(estimate=Estimate.from_json(document["estimate"]))
+            estimate = Estimate.from_json(document["estimate"])
+            return replace(from_plain(Outcome, {**document, "estimate": None}), estimate=estimate)
         return from_plain(Outcome, document)
     except (ValueError, TraceError):
         return None

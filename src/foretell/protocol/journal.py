@@ -90,6 +90,10 @@ KINDS: dict[str, Kind] = {
             "backend": Key("str", "`native` or `cudaMallocAsync`"),
         },
     ),
+    "card_query": Kind(
+        "the script, or a library it uses, has asked for what differs between cards of one kind",
+        {"what": Key("str", "`the card's memory`"), "where": WHERE},
+    ),
     "cudnn": Kind("the CPU engine has found a cuDNN to ask for workspaces", {"version": Key("int")}),
     "phase": Kind("a phase begins", {"phase": Key("str", "see PHASES"), "step": Key("int", "it belongs to this one")}),
     "step": Kind("a step has ended", {"index": Key("int"), "devices": DEVICES}),

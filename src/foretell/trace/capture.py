@@ -327,6 +327,7 @@ def _assemble(
         recurrent=own.recurrent,
         sparse=own.sparse,
         keepers=tuple(told.keepers),
+        card_queries=tuple(told.card_queries),
         engine=told.engine,
         allocator_settings=told.allocators[-1][1] if told.allocators else None,
         cublas_workspace_config=told.cublas_workspace_config,

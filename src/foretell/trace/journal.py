@@ -37,6 +37,7 @@ class Told:
     engine: Engine = "virtual"
     arch_list: tuple[str, ...] | None = None
     cublas_workspace_config: str | None = None
+    card_queries: dict[str, None] = field(default_factory=dict)
     allocators: list[tuple[int, str, str]] = field(default_factory=list)
     """time_us, settings, backend."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -136,6 +137,11 @@ def _cuda(told: Told, line: Line) -> None:
         told.cublas_workspace_config = _optional(line.get("cublas_workspace_config"))
 
 
+def _card_query(told: Told, line: Line) -> None:
+    where = _optional(line.get("where"))
+    _once(told.card_queries, f"{line.get('what')}, at {where}" if where else line.get("what"))
+
+
 def _allocator(told: Told, line: Line) -> None:
     told.allocators.append((int(line["time_us"]), str(line.get("settings") or ""), str(line.get("backend"))))
 
@@ -225,6 +231,7 @@ _READERS: dict[str, Callable[[Told, Line], None]] = {
     "torch": _torch,
     "cudnn": _cudnn,
     "cuda": _cuda,
+    "card_query": _card_query,
     "allocator": _allocator,
     "phase": _phase,
     "step": _step,

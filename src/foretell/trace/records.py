@@ -401,6 +401,8 @@ class Trace:
     owners: tuple[str, ...] = ()
     """Names and places, indexed by labels, spans and origins."""
     keepers: tuple[Keeper, ...] = ()
+    card_queries: tuple[str, ...] = ()
+    """What the script has asked about the card that differs between cards of one kind: its memory, its name."""
     engine: Engine = "virtual"
     """The engine that recorded it; old files, from before there were two, do not have it."""
     allocator_settings: str | None = None

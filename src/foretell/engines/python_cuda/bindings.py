@@ -13,6 +13,13 @@ from .memory import Memory
 from .shapes import refuse_other_card
 
 
+class DeviceProperties(SimpleNamespace):
+    """Stands for `torch._C._CudaDeviceProperties`, whose `name` and `total_memory` are properties of the class, too."""
+
+    name = property(lambda self: self._name)
+    total_memory = property(lambda self: self._total_memory)
+
+
 class Bindings:
     def __init__(self, torch: Any, memory: Memory, card: dict[str, Any], capture: Any) -> None:
         self._torch = torch
@@ -28,6 +35,7 @@ class Bindings:
         self._watch_the_real_allocator(torch)
         for name, function in self._functions().items():
             replace(torch._C, name, function)
+        replace(torch._C, "_CudaDeviceProperties", DeviceProperties)
         replace(torch._C, "_has_cuda", True)
         cuda = torch.cuda
         replace(cuda, "_cudart", SimpleNamespace(cudaMemGetInfo=lambda device: self._mem_get_info()))
@@ -155,11 +163,11 @@ class Bindings:
 
     def _properties(self, device: Any = 0) -> Any:
         card = self._card
-        return SimpleNamespace(
-            name=card["name"],
+        return DeviceProperties(
+            _name=card["name"],
             major=int(card["major"]),
             minor=int(card["minor"]),
-            total_memory=int(card["total"]),
+            _total_memory=int(card["total"]),
             multi_processor_count=int(card["sms"]),
             max_threads_per_multi_processor=int(card["threads_per_sm"]),
             max_threads_per_block=1024,

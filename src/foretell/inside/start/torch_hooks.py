@@ -17,6 +17,7 @@ from ..values import hooks as values_hooks
 from ..values import warned_lines
 from ..watch import allocator, oom
 from ..watch.backward_steps import BackwardSteps
+from ..watch.card_queries import CardQueries
 from ..watch.history import History
 from ..watch.keepers import Keepers
 from ..watch.labels import Labels
@@ -40,13 +41,15 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
         device.install(capture, torch)
     peaks, phases, trainers = Peaks(), Phases(capture), Trainers(capture)
     steps, loaders = Steps(capture, peaks), Loaders(capture, peaks, phases)
+    queries = CardQueries(capture, torch)
     options = capture.options
     hooks: list[tuple[str, bool, Callable[[], None]]] = [
         ("peaks", True, lambda: peaks.install(capture, torch)),
         ("optimizer steps", True, steps.install),
         ("backward passes", True, lambda: BackwardSteps(capture, steps).install(torch)),
         ("phases", options.phases, lambda: phases.install(torch)),
-        ("CUDA initialization", True, lambda: _when_cuda_starts(capture, torch, phases, engine)),
+        ("questions about the card", True, queries.install),
+        ("CUDA initialization", True, lambda: _when_cuda_starts(capture, torch, phases, queries, engine)),
         ("trainers", options.steps != "all", trainers.install),
         ("DataLoaders", options.steps != "all", lambda: loaders.install(torch)),
         ("the end of training", options.steps != "all", Stopping(capture, peaks, loaders, trainers).install),
@@ -64,7 +67,7 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
     capture.before_end.append(lambda: wait_for_autograd(torch))
 
 
-def _when_cuda_starts(capture: Capture, torch: Any, phases: Phases, engine: str) -> None:
+def _when_cuda_starts(capture: Capture, torch: Any, phases: Phases, queries: CardQueries, engine: str) -> None:
     def cuda_starts() -> None:
         # Not earlier: querying it makes CUDA unusable in children forked later, initialised or not.
         arch_list = _arch_list(torch)
@@ -78,6 +81,7 @@ def _when_cuda_starts(capture: Capture, torch: Any, phases: Phases, engine: str)
         if capture.options.guards:
             architectures.refuse_card_without_kernels(capture, torch, arch_list)
         phases.cuda_starts()
+        capture.guarded("questions about the card", queries.cuda_starts)
         if torch.cuda.get_allocator_backend() != "native":
             text = "PyTorch's allocator was replaced, so peaks are known only for the whole run, not per step"
             capture.caveat(text)
