@@ -474,6 +474,10 @@ WRONG = [
     "max-batch --arg=--n --safety lots train.py", "max-batch --arg=--n --gpu rtx-3060 --safety 100% train.py",
     "max-batch --arg=--n --workers 0 train.py", "max --arg=--seq-len train.py --seq-len long",
     "max --arg=--seq-len train.py --seq-len", "max --arg=--seq-len --json no/such/x train.py",
+    "fit", "fit missing.py", "fit --gpus voodoo train.py", "fit --gpus rtx-3060:1g.5gb train.py",
+    "fit --gpus a100:9g.9gb train.py", "fit --min-memory 1TB train.py", "fit --min-memory much train.py",
+    "fit --class consumer --min-memory 80GB train.py", "fit --class tpu train.py", "fit --gpu a100 train.py",
+    "fit --json no/such/x train.py", "run --gpu a100-80gb:3g.41gb train.py",
     "evaluate missing", "evaluate folder", "evaluate folder --sample 0", "evaluate folder --html no/such/x",
 ]  # fmt: skip
 

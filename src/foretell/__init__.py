@@ -11,6 +11,7 @@ __all__ = [
     "DoesNotFitError",
     "Estimate",
     "Explanation",
+    "Fit",
     "ForetellError",
     "Interrupted",
     "Job",
@@ -24,6 +25,7 @@ __all__ = [
     "emit",
     "estimate",
     "explain_oom",
+    "fit",
     "max_batch",
     "maximum",
     "run",
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from foretell.jobs import CaptureOptions, Job
     from foretell.plan.check import Check, check
     from foretell.plan.emit import emit
+    from foretell.plan.fit import Fit, fit
     from foretell.plan.functions import max_batch, maximum
     from foretell.postmortem import Explanation, explain_oom
     from foretell.records import Estimate
@@ -60,6 +63,10 @@ def __getattr__(name: str) -> Any:
         from foretell.plan import functions
 
         return getattr(functions, name)
+    if name in ("Fit", "fit"):
+        from foretell.plan import fit as module
+
+        return getattr(module, name)
     if name in ("CaptureOptions", "Job"):
         from foretell import jobs
 

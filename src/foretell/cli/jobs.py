@@ -29,15 +29,15 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
             "--gpu", metavar="NAME",
             help="a GPU from `foretell gpus`, or MEMORY,smNN, e.g. 24GiB,sm89 (default: a100-80gb)",
         )  # fmt: skip
+        card.add_argument(
+            "--profile", metavar="FILE", type=Path,
+            help="use figures measured by `foretell calibrate` instead of built-in ones",
+        )  # fmt: skip
     card.add_argument(
         "--context",
         metavar="SIZE",
         help="memory of an empty CUDA process on your machine, e.g. 430MiB (default: estimated)",
     )
-    card.add_argument(
-        "--profile", metavar="FILE", type=Path,
-        help="use figures measured by `foretell calibrate` instead of built-in ones",
-    )  # fmt: skip
     card.add_argument(
         "--used-by-others", metavar="SIZE", default="0",
         help="memory already used by other processes, such as a desktop, e.g. 800MiB (default: 0)",
@@ -76,7 +76,7 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
         help="CPU engine: compute real values on the CPU; slow, but every value is known",
     )  # fmt: skip
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
-    parser.set_defaults(explain=False, keep_writes=None, verbose=False)  # options of `foretell run` alone
+    parser.set_defaults(profile=None, explain=False, keep_writes=None, verbose=False)  # not all commands have them
     return job
 
 

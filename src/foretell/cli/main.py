@@ -33,6 +33,7 @@ COMMANDS = {
     "run": "run a training script on a virtual GPU and estimate the memory it needs",
     "max-batch": "find the largest batch size with which a script fits",
     "max": "find the largest value of any integer with which a script fits",
+    "fit": "find the GPUs a training script fits on",
     "gpus": "list the GPUs foretell knows",
     "report": "show the result of a saved trace",
     "what-if": "replay a saved trace on another GPU or with other allocator options",

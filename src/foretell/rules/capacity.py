@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from ..records import Estimate, Gpu, LibraryBytes, Verdict
 from . import loaded_libraries
+
+Grade = Literal["fits", "tight", "oom"]
+"""tight: the job fits, but what should be requested for it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,11 @@ class Capacity:
 
     def verdict_of(self, reserved_bytes: int) -> Verdict:
         return "fits" if reserved_bytes <= self.reservable_bytes else "oom"
+
+    def grade_of(self, *, device_bytes: int, request_bytes: int) -> Grade:
+        if request_bytes <= self.available_bytes:
+            return "fits"
+        return "tight" if device_bytes <= self.available_bytes else "oom"
 
 
 def capacity_for(
