@@ -84,6 +84,28 @@ def test_a_script_that_fails_does_not_end_the_process(warm: Warm, script: Path, 
     assert run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "next").verdict == "fits"
 
 
+AT_EXIT = """
+import atexit, ctypes, sys, weakref
+library = ctypes.CDLL(None)
+class Model: pass
+model = Model()
+weakref.finalize(model, print, "finalizer")
+atexit.register(print, "handler in Python")
+sys.kept = ctypes.create_string_buffer(b"handler in C")
+library.__cxa_atexit(library.puts, sys.kept, None)
+library.printf(b"not yet flushed\\n")
+sys.exit(5)
+"""
+
+
+def test_what_a_script_registers_for_its_exit_runs(warm: Warm, script: Path, tmp_path: Path) -> None:
+    script.write_text(AT_EXIT)
+    with pytest.raises(ScriptError, match="5"):
+        run(script, 0, "rtx-3060", warm=warm, directory=tmp_path / "left")
+    said = (tmp_path / "left" / OUTPUT).read_text().splitlines()
+    assert sorted(said) == ["finalizer", "handler in C", "handler in Python", "not yet flushed"]
+
+
 def test_a_process_that_died_is_started_again(warm: Warm, script: Path, tmp_path: Path) -> None:
     run(script, 512, "rtx-3060", warm=warm, directory=tmp_path / "before")
     (server,) = warm._servers.values()

@@ -19,6 +19,7 @@ import runpy
 import select
 import signal
 import sys
+import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
@@ -201,6 +202,7 @@ def check_card() -> None:
 def in_fork(job: dict[str, Any], inside: Any) -> NoReturn:
     """Run the script as in a separate process: exceptions go through sys.excepthook, and exit handlers run."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    leave_what_is_the_servers()
     redirect(job["stdout"], job["stderr"])
     os.chdir(job["cwd"])
     del os.environ[ASKS_NVML]
@@ -225,9 +227,20 @@ def in_fork(job: dict[str, Any], inside: Any) -> NoReturn:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not os._exit: destructors of the script's libraries run. Not sys.exit: finalizing Python is slow.
+    # Not os._exit: exit handlers of the script's libraries run. Not sys.exit: finalizing Python is slow.
     ctypes.PyDLL(None).exit(code)
     raise AssertionError("exit returned")
+
+
+def leave_what_is_the_servers() -> None:
+    """Finalize nothing at exit that was loaded before the fork: torch would unregister thousands of operators, which
+    takes as long as a short training."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    # C runs its exit handlers last in, first out: those of the script's libraries, then a flush of stdio, then the end.
+    library = ctypes.CDLL(None)
+    library.on_exit(library._exit, None)
+    library.__cxa_atexit(library.fflush, None, None)
 
 
 def redirect(stdout: str, stderr: str) -> None:
