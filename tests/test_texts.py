@@ -43,7 +43,21 @@ from foretell.postmortem import Explanation, read_oom
 from foretell.postmortem import text as oom_text
 from foretell.postmortem.reenact import Compared, Reenactment, Setting, Tried
 from foretell.protocol.native_log import CONVOLUTION, ENTRIES, NO_ADDRESS_SPACE, SPARSE, WORKSPACE_SOURCES
-from foretell.records import Advice, EndedBy, Estimate, Isolation, Need, OutOfMemory, OutsidePeak, StepPeak, Together
+from foretell.records import (
+    Advice,
+    Batch,
+    Batches,
+    EndedBy,
+    Estimate,
+    Isolation,
+    Need,
+    Orders,
+    OutOfMemory,
+    OutsidePeak,
+    StepPeak,
+    TensorShape,
+    Together,
+)
 from foretell.report import advice_text, text
 from foretell.runs import command as commands
 from foretell.runs.command import TorchInstall, refuse_platform, refuse_torch
@@ -199,6 +213,28 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
     yield "out-of-memory-need-unknown", replace(ran_out, need_unknown="no time was left (--timeout)"), WIDTH
     yield "out-of-memory-no-need", ran_out, WIDTH
     yield "out-of-memory-no-card", replace(ran_out, need=replace(need, smallest_gpus=())), WIDTH
+    longest = (TensorShape(name="input_ids", dtype="int64", shape=(8, 1024)),
+               TensorShape(name="labels", dtype="int64", shape=(8, 1024)),
+               TensorShape(name="pixels", dtype="float32", shape=(8, 3, 224, 224)))  # fmt: skip
+    worst = Batch(
+        index=734, epoch=0, step=734, tensors=longest, num_elements=16384, samples=tuple(range(9)), num_samples=9,
+        peak_allocated_bytes=60 * GIB,
+    )  # fmt: skip
+    epoch = Batches(
+        num=1000, num_in_epoch=1000, num_epochs=1, num_shapes=37, median_peak_allocated_bytes=20 * GIB, worst=worst
+    )
+    orders = Orders(
+        num=200, num_oom=2, oom_low=0.0012, oom_high=0.0357, num_steps=1000, num_steps_moved=996,
+        least_reserved_bytes=70 * GIB, median_reserved_bytes=71 * GIB, most_reserved_bytes=74 * GIB,
+        recorded_reserved_bytes=70 * GIB, seed=0,
+    )  # fmt: skip
+    yield "epoch", replace(fits, batches=epoch, orders=orders), WIDTH
+    looked_at = replace(epoch, num=12, num_looked_at=1000, worst=replace(worst, step=3))
+    yield "epoch-data-only", replace(fits, batches=looked_at, orders=replace(orders, num_oom=0)), WIDTH
+    last = replace(worst, step=1, samples=(), peak_allocated_bytes=None)
+    yield "epoch-out-of-memory", replace(ran_out, batches=replace(epoch, num=3000, num_epochs=3, worst=last)), WIDTH
+    yield "epoch-same-shapes", replace(fits, batches=replace(epoch, num_shapes=1)), WIDTH
+    yield "epoch-no-loader", replace(fits, batches=Batches(num=0)), WIDTH
     steps = tuple(StepPeak(index=i, peak_allocated_bytes=i * MIB, peak_reserved_bytes=2 * GIB) for i in range(20))
     evaluation = OutsidePeak(
         kind="evaluation", after_step=11, peak_allocated_bytes=GIB, peak_reserved_bytes=whole.peak.reserved_bytes

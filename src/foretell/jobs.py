@@ -15,7 +15,7 @@ from foretell.plain import from_plain, parse_json, to_plain
 from foretell.records import Engine, Gpu, Isolation, IsolationMode, LibraryBytes, Profile
 
 SCHEMA = "foretell.job/1"
-Steps = Literal["auto", "all"] | int
+Steps = Literal["auto", "all", "worst"] | int
 Events = Literal["late", "early"]
 Assumption = Literal["low", "typical", "high"]
 _LONGEST_SECONDS = 1e8
@@ -68,7 +68,7 @@ class CaptureOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, int) and self.steps < 1:
-            raise UsageError(f"--steps {self.steps}: must be a number (1 or more), auto or all.")
+            raise UsageError(f"--steps {self.steps}: must be a number (1 or more), auto, all or worst.")
         if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= _LONGEST_SECONDS:
             raise UsageError(
                 f"--timeout {self.timeout_seconds:g}: must be more than 0 and at most {_LONGEST_SECONDS:g} seconds."

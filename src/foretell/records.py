@@ -138,6 +138,88 @@ def first_at(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorShape:
+    """A tensor of a batch."""
+
+    name: str
+    """Within the batch: `input_ids`, `1.boxes`; empty if the batch is a tensor."""
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch that a DataLoader delivered for training, and the peak of the step that it was for."""
+
+    index: int
+    """In its pass over the DataLoader."""
+    epoch: int
+    """The pass, among those that were trained on."""
+    step: int
+    tensors: tuple[TensorShape, ...]
+    num_elements: int
+    samples: tuple[int, ...]
+    """The first of its indices in the dataset; empty if the sampler does not tell."""
+    num_samples: int
+    peak_allocated_bytes: int | None
+    """None if the peaks of steps are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """The batches with the same shapes and dtypes."""
+
+    tensors: tuple[TensorShape, ...]
+    num_elements: int
+    num_batches: int
+    """Trained on or looked at."""
+    peak_allocated_bytes: int | None
+    """The highest of the steps in which such a batch was the largest; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """The batches of the training, as its DataLoader delivered them."""
+
+    num: int
+    """Trained on; 0: no DataLoader was seen."""
+    num_in_epoch: int | None = None
+    """The length of the DataLoader, if it has one."""
+    num_epochs: int = 0
+    """Passes over it, whole or not."""
+    num_looked_at: int = 0
+    """Batches of an epoch whose shapes are all known, although few were trained on (`--data-only`)."""
+    num_shapes: int = 0
+    median_peak_allocated_bytes: int | None = None
+    """Of the steps."""
+    worst: Batch | None = None
+    """The batch of the step with the highest allocated peak, or of the one that ran out of memory."""
+    shapes: tuple[BatchShape, ...] = ()
+    """The largest, by their number of elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """The recorded steps, replayed in random orders."""
+
+    num: int
+    num_oom: int
+    """Orders that run out of memory."""
+    oom_low: float
+    oom_high: float
+    """The 95 % interval of the probability that an order does."""
+    num_steps: int
+    num_steps_moved: int
+    """Without those that have to stay in their places."""
+    least_reserved_bytes: int | None
+    median_reserved_bytes: int | None
+    most_reserved_bytes: int | None
+    """Reserved peaks of the orders that fit; None if there are none."""
+    recorded_reserved_bytes: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
     """Where PyTorch ran out of memory."""
 
@@ -475,6 +557,10 @@ class Estimate:
     """None: the job did not run here, or its trace is older."""
     foretell_version: str | None = None
     """The version of foretell that ran the job; None: not noted, because it is older."""
+    batches: Batches | None = None
+    """None: not recorded, because nothing was trained or the trace is older."""
+    orders: Orders | None = None
+    """None: not requested."""
 
     @property
     def complete(self) -> bool:

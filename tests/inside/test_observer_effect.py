@@ -73,6 +73,23 @@ CASTS = """
     ]
     print([(tuple(p.shape), p.stride(), p.dtype) for m in kept for p in m.parameters()])
 """
+LOADER = """
+    import torch
+    from torch.utils.data import DataLoader
+    lengths = [512, 1600, 720, 2560, 800]
+    def collate(samples):
+        return {"x": torch.nn.utils.rnn.pad_sequence([torch.zeros(lengths[i % 5], 256) for i in samples], True)}
+    def on_gpu(samples):
+        return [each.cuda() for each in collate(samples).values()]
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for function in (collate, on_gpu):
+        for batch in DataLoader(range(20), 2, collate_fn=function):
+            x = batch["x"].cuda() if function is collate else batch[0]
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
 REPORT = """
     stats = torch.cuda.memory_stats()
     print([stats[f"{what}.all.{how}"] for what in ("allocated_bytes", "reserved_bytes", "segment", "allocation")
@@ -92,7 +109,9 @@ def without_log(run: Captured) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "script", [RESNET, GPT2, AMP_AND_CHECKPOINTING, CASTS], ids=["resnet50", "gpt2", "amp-checkpointing", "casts"]
+    "script",
+    [RESNET, GPT2, AMP_AND_CHECKPOINTING, CASTS, LOADER],
+    ids=["resnet50", "gpt2", "amp-checkpointing", "casts", "loader"],
 )
 def test_all_counters_of_the_allocator_are_the_same_with_and_without_the_hooks(capture: Run, script: str) -> None:
     # Cold: without the hooks nothing of foretell is in the process, with them they are there before torch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from foretell.analysis.batches import training_batches
 from foretell.analysis.ending import crashed_after_its_end, signal_name
 from foretell.protocol.native_log import ENTRIES
 from foretell.records import OutOfMemory, PeakMemory, Together
@@ -193,6 +194,22 @@ def format_cudnn(version: int | None) -> str:
 # --- how the run ended ------------------------------------------------------------------------------------------------
 
 
+def batches_differ(known: Known) -> Iterator[str]:
+    """If the training was ended early: a batch that was not seen may be larger than all that were."""
+    trace = known.trace
+    seen = training_batches(trace)
+    if not (trace.is_cut_short and seen) or len({batch.shape for batch in seen}) < 2:
+        return
+    length = (trace.loaders or ())[seen[0].loader].length
+    if not all(batch.is_trained for batch in seen) or (length is not None and len(seen) >= length):
+        return
+    of = f" of {length:,}" if length is not None else ""
+    yield (
+        f"batches differ in shape, and only {len(seen)}{of} were seen: a larger one may need more; --data-only finds "
+        "the largest, --steps all runs them all"
+    )
+
+
 def no_step(known: Known) -> Iterator[str]:
     if not known.trace.steps and known.oom is None:
         yield "no optimizer step was seen; this is the peak of the whole run"
@@ -229,6 +246,7 @@ REASONS: tuple[Callable[[Known], Iterator[str]], ...] = (
     sparse_buffers,
     sparse_entries,
     profiler,
+    batches_differ,
     no_step,
     crash_at_the_end,
     no_last_word,

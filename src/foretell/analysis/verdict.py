@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foretell.allocator.follow import ReplayError
+from foretell.analysis.batches import batches_of
 from foretell.analysis.caveats import caveats_of, num_values_only_read
 from foretell.analysis.ending import ended_by, fatal_oom, refuse, require_a_number
 from foretell.analysis.history import History, follow
@@ -92,6 +93,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         need_unknown=trace.need_unknown if oom else None,
         ended_by=end,
         foretell_version=trace.foretell_version,
+        batches=batches_of(trace, steps, outside_steps, oom),
     )
 
 

@@ -48,8 +48,12 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
     )  # fmt: skip
     job = parser.add_argument_group("run")
     job.add_argument(
-        "--steps", metavar="N|auto|all", default="auto",
-        help="training steps to run; auto: at least 3, until the peak stops growing (default)",
+        "--steps", metavar="N|auto|all|worst", default="auto",
+        help="training steps to run; auto: at least 3, until the peak stops growing (default); worst: --data-only",
+    )  # fmt: skip
+    job.add_argument(
+        "--data-only", action="store_const", dest="steps", const="worst",
+        help="look at the shapes of all batches, without training, and train only on the largest ones",
     )  # fmt: skip
     job.add_argument(
         "--assume", choices=["low", "typical", "high"], default="typical",
@@ -146,12 +150,11 @@ def _engine(options: argparse.Namespace) -> Engine | Literal["auto"]:
 
 
 def _steps(text: str) -> Steps:
-    if text == "auto":
-        return "auto"
-    if text == "all":
-        return "all"
+    for word in ("auto", "all", "worst"):
+        if text == word:
+            return word
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise UsageError(f"--steps {text}: must be a number (1 or more), auto or all.")
+        raise UsageError(f"--steps {text}: must be a number (1 or more), auto, all or worst.")
     return int(text)
 
 
@@ -195,6 +198,8 @@ def progress() -> Callable[[Progress], None]:
             text = f"step {progress.num_steps - 1} done{reserved}"
         else:
             text = f"no step finished yet, {_DOING[progress.phase or progress.stage]}"
+        if progress.num_batches:
+            text += f", {progress.num_batches:,} batches looked at"
         if progress.num_operators:
             text += f", {progress.num_operators:,} operators computed"
         if progress.remaining_seconds is not None:

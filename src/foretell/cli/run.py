@@ -19,9 +19,10 @@ from foretell.cli.files import (
     write_trace,
 )
 from foretell.cli.jobs import add_job, job_of, prepare, progress
+from foretell.cli.orders import add_orders, orders_of
 from foretell.cli.settings import add_emit, check_emit, print_settings
 from foretell.cli.terminal import say
-from foretell.errors import ForetellError, UsageError
+from foretell.errors import ForetellError, UnsupportedError, UsageError
 from foretell.namespaces.files import copy_tree
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "foretell run [options] [--] SCRIPT.py|-m MODULE|COMMAND [ARGS...]"
     parser.epilog = _EPILOG
     job = add_job(parser)
+    add_orders(job)
     job.add_argument(
         "--explain", action="store_true", help="CPU engine: show how much each of its rules adds to the peaks"
     )
@@ -98,7 +100,7 @@ def execute(options: argparse.Namespace) -> int:
             write_trace(run.trace, options.trace)
         if options.keep_writes:
             _keep_writes(folder / "overlay", options.keep_writes)
-    estimate, is_json = _estimate(run), is_stdout_taken(options)
+    estimate, is_json = _with_orders(options, run.trace, _estimate(run)), is_stdout_taken(options)
     show_text(estimate, is_json=is_json)
     if options.advise and estimate.complete:
         try:
@@ -125,6 +127,19 @@ def _estimate(run: Run) -> Estimate:
             say(str(error))
             raise KeyboardInterrupt from None
         raise
+
+
+def _with_orders(options: argparse.Namespace, trace: Trace, estimate: Estimate) -> Estimate:
+    if options.orders is None or not estimate.complete:
+        return estimate
+    if estimate.oom is not None:
+        why = "it runs out of memory in the recorded order already"
+    else:
+        try:
+            return replace(estimate, orders=orders_of(options, trace, estimate))
+        except UnsupportedError as error:
+            why = str(error).rstrip(".")
+    return replace(estimate, caveats=(*estimate.caveats, f"no other orders of batches were tried: {why}"))
 
 
 def _make_folder(target: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ examples:
   foretell what-if job.trace --gpu rtx-4060
   foretell what-if job.trace --alloc-conf expandable_segments:True
   foretell what-if job.trace --gpu 24GiB,sm89 --alloc-conf max_split_size_mb:128 --json -
+  foretell what-if epoch.trace --gpu rtx-4060 --orders 200
   foretell what-if job.trace --gpu rtx-4060 --report page.html --trace other.trace
 
 exit codes: 0 the job fits; 3 it would run out of memory
@@ -30,6 +32,7 @@ exit codes: 0 the job fits; 3 it would run out of memory
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from foretell.cli.files import add_files
+    from foretell.cli.orders import add_orders
     from foretell.cli.settings import add_emit
 
     parser.epilog = _EPILOG
@@ -38,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", metavar="SIZE", help="memory of an empty CUDA process there")
     parser.add_argument("--used-by-others", metavar="SIZE", default="0", help="memory already used by other processes")
     parser.add_argument("--alloc-conf", metavar="OPTIONS", help="as in PYTORCH_CUDA_ALLOC_CONF (default: as recorded)")
+    add_orders(parser)
     add_files(parser)
     add_emit(parser)
     parser.add_argument(
@@ -51,13 +55,14 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.analysis.verdict import estimate_of
     from foretell.analysis.what_if import what_if
     from foretell.cli.files import check_targets, targets_of, write_reports, write_trace
+    from foretell.cli.orders import orders_of
     from foretell.cli.settings import check_emit, print_settings
     from foretell.jobs import check_taken
     from foretell.trace import load
     from foretell.units import parse_bytes
 
-    if options.gpu is None and options.alloc_conf is None:
-        raise UsageError("nothing to change: give --gpu NAME, --alloc-conf OPTIONS, or both.")
+    if options.gpu is None and options.alloc_conf is None and options.orders is None:
+        raise UsageError("nothing to change: give --gpu NAME, --alloc-conf OPTIONS or --orders N.")
     check_targets(targets_of(options) | {"--trace": options.target}, sources=[options.trace])
     check_emit(options)
     trace = load(options.trace)
@@ -73,6 +78,8 @@ def execute(options: argparse.Namespace) -> int:
         trace, gpu=gpu, context_bytes=context_bytes, used_by_others_bytes=used_by_others_bytes, settings=settings
     )
     estimate = estimate_of(found.trace)
+    if options.orders is not None:
+        estimate = replace(estimate, orders=orders_of(options, trace, estimate, settings))
     _show(options, estimate, found)
     if options.target:
         write_trace(found.trace, options.target)
@@ -120,6 +127,7 @@ def _show(options: argparse.Namespace, estimate: Estimate, found: WhatIf) -> Non
 
 
 def _outcome(estimate: Estimate, found: WhatIf) -> str:
+    from foretell.report.batches import order_words
     from foretell.units import format_bytes
 
     name, capacity = estimate.gpu.name, format_bytes(found.capacity.reservable_bytes)
@@ -135,4 +143,8 @@ def _outcome(estimate: Estimate, found: WhatIf) -> str:
     if found.num_retries:
         times = "once" if found.num_retries == 1 else f"{found.num_retries} times"
         lines.append(f"  the cache had to be emptied {times}, which costs time")
+    if estimate.orders is not None:
+        lines.append(f"  {order_words(estimate.orders)}")
+        moved, num_steps = estimate.orders.num_steps_moved, estimate.orders.num_steps
+        lines.append(f"  {moved:,} of {num_steps:,} steps are moved, the others stay in their places")
     return "\n".join(lines)

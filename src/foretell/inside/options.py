@@ -12,7 +12,7 @@ class Options:
     """A plain class: importing `dataclasses` takes 7 ms, in every Python process of the script."""
 
     directory: str
-    steps: Literal["auto", "all"] | int
+    steps: Literal["auto", "all", "worst"] | int
     skip_init: bool
     isolation: Literal["auto", "kernel", "python", "none"]
     offline: bool

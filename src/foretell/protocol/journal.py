@@ -97,6 +97,31 @@ KINDS: dict[str, Kind] = {
     "cudnn": Kind("the CPU engine has found a cuDNN to ask for workspaces", {"version": Key("int")}),
     "phase": Kind("a phase begins", {"phase": Key("str", "see PHASES"), "step": Key("int", "it belongs to this one")}),
     "step": Kind("a step has ended", {"index": Key("int"), "devices": DEVICES}),
+    "pass": Kind(
+        "a pass over a DataLoader begins",
+        {
+            "number": Key("int", "of the pass"),
+            "length": Key("int | null", "batches in it"),
+            "num_samples": Key("int | null", "of its dataset"),
+            "batch_size": Key("int | null"),
+            "sampler": Key("str", "its class"),
+            "num_workers": Key("int"),
+        },
+    ),
+    "batch": Kind(
+        "a DataLoader has delivered a batch",
+        {
+            "loader": Key("int", "number of the pass"),
+            "index": Key("int", "in the pass"),
+            "step": Key("int", "the current one; prefetchers are a batch ahead of it"),
+            "shape": Key("int", "number of its shapes and dtypes"),
+            "tensors": Key("list", "`[[name, dtype, shape]]`, with the first batch of this `shape`", is_optional=True),
+            "num_elements": Key("int"),
+            "samples": Key("list", "the first of those that the sampler drew for it", is_optional=True),
+            "num_samples": Key("int", "how many it drew", is_optional=True),
+            "is_trained": Key("bool", "false: it was only looked at (`steps` is `worst`)", is_optional=True),
+        },
+    ),
     "operators": Kind("progress of the CPU engine with `execute`", {"count": Key("int", "computed so far")}),
     "oom": Kind(
         "PyTorch has raised an out-of-memory error",

@@ -17,7 +17,7 @@ class Option:
 
 OPTIONS: dict[str, Option] = {
     "directory": Option(None, "a path", "the capture folder; has no default"),
-    "steps": Option("auto", '`"auto"`, `"all"` or a number', "when training has been seen for long enough"),
+    "steps": Option("auto", '`"auto"`, `"all"`, `"worst"` or a number', "when training has been seen for long enough"),
     "skip_init": Option(True, "a boolean", "skip weight initialisation where that changes nothing the script does"),
     "isolation": Option(
         "auto",

@@ -74,6 +74,8 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "not_sent": list(estimate.not_sent),
         "isolation": asdict(estimate.isolation) if estimate.isolation else None,
         "advice": None if estimate.advice is None else [asdict(each) for each in estimate.advice],
+        "batches": asdict(estimate.batches) if estimate.batches else None,
+        "orders": asdict(estimate.orders) if estimate.orders else None,
         "leaks": [asdict(leak) for leak in estimate.leaks],
         "steps_until_full": steps_until_full(estimate),
         "command": list(estimate.command),

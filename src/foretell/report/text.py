@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretell.records import Attribution, Category, Estimate, Gpu, Leak
+from foretell.report.batches import batch_rows, order_words
 from foretell.report.dotted import shared_prefix, shortened
 from foretell.report.headline import label_of
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
@@ -360,6 +361,10 @@ def _run(estimate: Estimate) -> RenderableType:
     table.add_row("steps", f"{len(estimate.steps)} run{peak_words(estimate)}")
     if estimate.phases_seen:
         table.add_row("phases", ", ".join(_phase_words(phase) for phase in estimate.phases_seen))
+    for title, words in batch_rows(estimate):
+        table.add_row(title, Text(words))
+    if estimate.orders is not None:
+        table.add_row("orders", Text(order_words(estimate.orders)))
     for what in estimate.ended_early:
         table.add_row("ended early", Text(what))
     if estimate.num_unknown_reads:

@@ -108,6 +108,8 @@ class Progress:
     """Operators computed so far, with `execute`."""
     remaining_seconds: float | None = None
     """With `execute`, once a step has shown its number of operators."""
+    num_batches: int = 0
+    """Batches looked at so far, with `worst`."""
     is_on_cpu: bool = False
     """The script trains, but has put nothing on the GPU."""
 
@@ -195,7 +197,7 @@ class _Journals:
     def __init__(self, directory: Path, *, num_steps_wanted: int) -> None:
         self._directory = directory
         self._num_steps_wanted = num_steps_wanted
-        self._num_operators = self._operators_of_steps = 0
+        self._num_operators = self._operators_of_steps = self._num_batches = 0
         self._readers: dict[Path, JournalReader] = {}
         self._num_steps = 0
         self._reserved: int | None = None
@@ -214,6 +216,7 @@ class _Journals:
             phase=self._phase,
             stage=self._stage,
             num_operators=self._num_operators,
+            num_batches=self._num_batches,
             remaining_seconds=self._remaining_seconds(seconds),
             is_on_cpu=self._is_training and not (self._has_cuda or self._reserved),
         )
@@ -242,6 +245,8 @@ class _Journals:
                     self._stage = "cuda"
                 elif line["kind"] == "torch" and self._stage == "start":
                     self._stage = "torch"
+                elif line["kind"] == "batch":
+                    self._num_batches += not line.get("is_trained", True)
                 elif line["kind"] == "operators":
                     self._num_operators = int(line["count"])
 

@@ -4,6 +4,7 @@ from foretell.protocol.history import ACTIONS
 from foretell.trace.capture import from_capture
 from foretell.trace.file import SCHEMA, load, save
 from foretell.trace.records import (
+    BatchMark,
     Collectives,
     Convolutions,
     Counted,
@@ -14,6 +15,7 @@ from foretell.trace.records import (
     KernelLaunches,
     Labels,
     LibraryCalls,
+    LoaderPass,
     MatrixProducts,
     MemoryEvents,
     MissingFunction,
@@ -32,6 +34,7 @@ from foretell.trace.records import (
 __all__ = [
     "ACTIONS",
     "SCHEMA",
+    "BatchMark",
     "Collectives",
     "Convolutions",
     "Counted",
@@ -42,6 +45,7 @@ __all__ = [
     "KernelLaunches",
     "Labels",
     "LibraryCalls",
+    "LoaderPass",
     "MatrixProducts",
     "MemoryEvents",
     "MissingFunction",

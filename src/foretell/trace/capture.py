@@ -333,7 +333,19 @@ def _assemble(
         cublas_workspace_config=told.cublas_workspace_config,
         library_folders=told.library_folders,
         own_folders=told.own_folders,
+        **_batches(told),
     )
+
+
+def _batches(told: Told) -> dict[str, Any]:
+    """Passes and shapes by position; a killed process may have left gaps in their numbers."""
+    loaders = {number: at for at, number in enumerate(told.loaders)}
+    shapes = {number: at for at, number in enumerate(told.batch_shapes)}
+    return {
+        "loaders": tuple(told.loaders.values()),
+        "batches": tuple(replace(b, loader=loaders[b.loader], shape=shapes[b.shape]) for b in told.batches),
+        "batch_shapes": tuple(told.batch_shapes.values()),
+    }
 
 
 def _allocator_settings(told: Told, history: History) -> tuple[AllocatorSettings, tuple[str, ...]]:

@@ -152,6 +152,8 @@ def _check_numbers(trace: Trace) -> None:
         ("phases of origins", trace.origins.phase, len(PHASES)),
         ("phases", trace.spans.phase, len(PHASES)),
         ("places of spans", trace.spans.where, len(trace.owners)),
+        ("passes of batches", array("q", (batch.loader for batch in trace.batches)), len(trace.loaders or ())),
+        ("shapes of batches", array("q", (batch.shape for batch in trace.batches)), len(trace.batch_shapes)),
     )
     if any(caller >= number for number, caller in enumerate(trace.origins.caller)):
         raise ValueError("an origin that comes before its caller")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from foretell.records import Engine, OutOfMemory, Phase
+from foretell.records import Engine, OutOfMemory, Phase, TensorShape
 from foretell.trace.records import (
     PHASES,
+    BatchMark,
     DeviceMemory,
     Keeper,
+    LoaderPass,
     MissingFunction,
     OomMark,
     ScriptException,
@@ -58,6 +60,10 @@ class Told:
     endless_loop: str | None = None
     caveats: dict[str, None] = field(default_factory=dict)
     keepers: list[Keeper] = field(default_factory=list)
+    loaders: dict[int, LoaderPass] = field(default_factory=dict)
+    batches: list[BatchMark] = field(default_factory=list)
+    """Those of a known pass and shape."""
+    batch_shapes: dict[int, tuple[TensorShape, ...]] = field(default_factory=dict)
 
     @property
     def phases_seen(self) -> tuple[Phase, ...]:
@@ -149,12 +155,45 @@ def _allocator(told: Told, line: Line) -> None:
 def _phase(told: Told, line: Line) -> None:
     told.phases.add(str(line.get("phase")))
     told.phases_since_oom.add(str(line.get("phase")))
+    if line.get("phase") == "backward" and told.batches:
+        number = told.batches[-1].loader
+        told.loaders[number] = replace(told.loaders[number], is_training=True)
 
 
 def _step(told: Told, line: Line) -> None:
     devices = devices_of(line)
     told.steps.append(StepMark(index=int(line["index"]), time_us=int(line["time_us"]), devices=devices))
     told.final = devices or told.final
+
+
+def _pass(told: Told, line: Line) -> None:
+    told.loaders[int(line["number"])] = LoaderPass(
+        length=_number(line.get("length")),
+        num_samples=_number(line.get("num_samples")),
+        batch_size=_number(line.get("batch_size")),
+        sampler=str(line.get("sampler")),
+        num_workers=int(line.get("num_workers") or 0),
+    )
+
+
+def _batch(told: Told, line: Line) -> None:
+    if line.get("tensors") is not None:
+        told.batch_shapes[int(line["shape"])] = tuple(
+            TensorShape(name=str(name), dtype=str(dtype), shape=tuple(map(int, shape)))
+            for name, dtype, shape in line["tensors"]
+        )
+    batch = BatchMark(
+        loader=int(line["loader"]),
+        index=int(line["index"]),
+        step=int(line["step"]),
+        shape=int(line["shape"]),
+        num_elements=int(line["num_elements"]),
+        samples=tuple(map(int, line.get("samples") or ())),
+        num_samples=int(line.get("num_samples") or 0),
+        is_trained=bool(line.get("is_trained", True)),
+    )
+    if batch.loader in told.loaders and batch.shape in told.batch_shapes:
+        told.batches.append(batch)
 
 
 def _end(told: Told, line: Line) -> None:
@@ -235,6 +274,8 @@ _READERS: dict[str, Callable[[Told, Line], None]] = {
     "allocator": _allocator,
     "phase": _phase,
     "step": _step,
+    "pass": _pass,
+    "batch": _batch,
     "end": _end,
     "oom": _oom,
     "exception": _exception,
@@ -248,12 +289,16 @@ _READERS: dict[str, Callable[[Told, Line], None]] = {
     "keeper": _keeper,
 }
 """Without `operators` (progress), and `survey`, `alternative` and `loader` (for advice and plans)."""
-_ANY_PROCESS = frozenset(_READERS) - {"allocator", "phase", "step", "end", "oom", "keeper"}
+_ANY_PROCESS = frozenset(_READERS) - {"allocator", "phase", "step", "pass", "batch", "end", "oom", "keeper"}
 """Kinds that count from any process of the run."""
 
 
 def _optional(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _number(value: object) -> int | None:
+    return int(value) if isinstance(value, int) else None
 
 
 def _once(found: dict[str, None], value: object) -> None:

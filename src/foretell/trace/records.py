@@ -13,7 +13,7 @@ from foretell.masking import mask, mask_command
 from foretell.protocol import marks
 from foretell.protocol.history import ACTIONS
 from foretell.protocol.native_log import WORKSPACE_SOURCES
-from foretell.records import Engine, Gpu, Isolation, LibraryBytes, Need, OutOfMemory, Phase
+from foretell.records import Engine, Gpu, Isolation, LibraryBytes, Need, OutOfMemory, Phase, TensorShape
 
 PHASES: tuple[Phase, ...] = marks.PHASES
 
@@ -259,6 +259,41 @@ class StepMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderPass:
+    """One pass over a DataLoader."""
+
+    length: int | None
+    """Batches in it."""
+    num_samples: int | None
+    """Of its dataset."""
+    batch_size: int | None
+    sampler: str
+    """The class of its sampler."""
+    num_workers: int
+    is_training: bool = False
+    """A backward pass followed one of its batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchMark:
+    """The delivery of a batch."""
+
+    loader: int
+    """Index into Trace.loaders."""
+    index: int
+    """In the pass."""
+    step: int
+    """The current one at that time."""
+    shape: int
+    """Index into Trace.batch_shapes."""
+    num_elements: int
+    samples: tuple[int, ...] = ()
+    num_samples: int = 0
+    is_trained: bool = True
+    """False: it was only looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OomMark:
     time_us: int
     oom: OutOfMemory
@@ -420,6 +455,11 @@ class Trace:
     """None: nothing ran, or the file is older."""
     foretell_version: str | None = None
     """The version of foretell that recorded it; None: the file is older."""
+    loaders: tuple[LoaderPass, ...] | None = None
+    """Passes over DataLoaders, in their order; None: nothing ran, or the file is older."""
+    batches: tuple[BatchMark, ...] = ()
+    """In order of delivery."""
+    batch_shapes: tuple[tuple[TensorShape, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """A trace is sent around, with all that is made of it: it has no secrets, whoever makes it."""

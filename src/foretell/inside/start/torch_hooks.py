@@ -13,10 +13,12 @@ from ..stop.autograd_threads import wait_for_autograd
 from ..stop.loaders import Loaders
 from ..stop.stopping import Stopping
 from ..stop.trainers import Trainers
+from ..stop.worst_batches import WorstBatches
 from ..values import hooks as values_hooks
 from ..values import warned_lines
 from ..watch import allocator, oom
 from ..watch.backward_steps import BackwardSteps
+from ..watch.batches import Batches
 from ..watch.card_queries import CardQueries
 from ..watch.history import History
 from ..watch.keepers import Keepers
@@ -40,7 +42,8 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
 
         device.install(capture, torch)
     peaks, phases, trainers = Peaks(), Phases(capture), Trainers(capture)
-    steps, loaders = Steps(capture, peaks), Loaders(capture, peaks, phases)
+    steps, loaders, batches = Steps(capture, peaks), Loaders(capture, peaks, phases), Batches(capture)
+    worst = WorstBatches(capture, batches, phases)
     queries = CardQueries(capture, torch)
     options = capture.options
     hooks: list[tuple[str, bool, Callable[[], None]]] = [
@@ -49,10 +52,12 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
         ("backward passes", True, lambda: BackwardSteps(capture, steps).install(torch)),
         ("phases", options.phases, lambda: phases.install(torch)),
         ("questions about the card", True, queries.install),
-        ("CUDA initialization", True, lambda: _when_cuda_starts(capture, torch, phases, queries, engine)),
+        ("CUDA initialization", True, lambda: _when_cuda_starts(capture, torch, phases, batches, queries, engine)),
+        ("batches", True, lambda: batches.install(torch)),  # before those that may ask for other batches, or none
         ("trainers", options.steps != "all", trainers.install),
+        ("the largest batches", options.steps == "worst", lambda: worst.install(torch)),
         ("DataLoaders", options.steps != "all", lambda: loaders.install(torch)),
-        ("the end of training", options.steps != "all", Stopping(capture, peaks, loaders, trainers).install),
+        ("the end of training", options.steps != "all", Stopping(capture, peaks, loaders, trainers, worst).install),
         ("weight initialization", options.skip_init, lambda: skip_init.install(capture, torch)),
         ("torch.distributed", options.guards, lambda: distributed.install(capture, torch)),
         ("values", options.values and not is_fake, lambda: values_hooks.install(capture, torch)),
@@ -67,7 +72,9 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
     capture.before_end.append(lambda: wait_for_autograd(torch))
 
 
-def _when_cuda_starts(capture: Capture, torch: Any, phases: Phases, queries: CardQueries, engine: str) -> None:
+def _when_cuda_starts(
+    capture: Capture, torch: Any, phases: Phases, batches: Batches, queries: CardQueries, engine: str
+) -> None:
     def cuda_starts() -> None:
         # Not earlier: querying it makes CUDA unusable in children forked later, initialised or not.
         arch_list = _arch_list(torch)
@@ -80,6 +87,7 @@ def _when_cuda_starts(capture: Capture, torch: Any, phases: Phases, queries: Car
         capture.guarded("the allocator's settings", lambda: allocator.install(capture, torch))
         if capture.options.guards:
             architectures.refuse_card_without_kernels(capture, torch, arch_list)
+        batches.cuda_starts()
         phases.cuda_starts()
         capture.guarded("questions about the card", queries.cuda_starts)
         if torch.cuda.get_allocator_backend() != "native":

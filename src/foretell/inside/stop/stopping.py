@@ -1,5 +1,6 @@
 """Ends the run early, and cleanly, once enough steps have been seen.
 
+`worst`: once the largest batches have been trained on (worst_batches.py).
 `auto`: at least 3 steps, and no peak has grown for the last two. Backward passes counted as steps must be more, because
 an optimizer may still come (a script may first try which batch fits). First the active trainer is asked to stop, then
 the DataLoader loop that feeds the training is ended, so that the code after the training runs too. If there is neither
@@ -22,6 +23,7 @@ from ..watch.peaks import NEGLIGIBLE_BYTES, Peaks, Summary, are_steady
 from .leaving import Leaving
 from .loaders import Loaders
 from .trainers import Trainers
+from .worst_batches import WorstBatches
 
 FEWEST_STEPS = 3
 FEWEST_BACKWARDS = 10
@@ -47,11 +49,14 @@ class _Sampling:
 
 
 class Stopping:
-    def __init__(self, capture: Capture, peaks: Peaks, loaders: Loaders, trainers: Trainers) -> None:
+    def __init__(
+        self, capture: Capture, peaks: Peaks, loaders: Loaders, trainers: Trainers, worst: WorstBatches
+    ) -> None:
         self._capture = capture
         self._peaks = peaks
         self._loaders = loaders
         self._trainers = trainers
+        self._worst = worst
         self._summaries: list[Summary] = []
         self._asked_at: int | None = None
         self._num_started_when_asked = 0
@@ -87,6 +92,8 @@ class Stopping:
 
     def _has_seen_enough(self) -> bool:
         wanted = self._capture.options.steps
+        if wanted == "worst":
+            return self._worst.have_been_trained()
         if wanted != "auto":
             return isinstance(wanted, int) and self._capture.num_steps >= wanted
         self._summaries.append(self._peaks.summary())
