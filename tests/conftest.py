@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +28,8 @@ FEATURES = TESTS / "features"
 _TORCH = find_torch(sys.executable)
 HAS_CUDA = _TORCH is not None and _TORCH.cuda is not None
 """Without it there is no virtual GPU, and the CPU engine runs the same tests."""
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Also of all that tests start: threads of several workers on few cores wait for each other, and burn CPU meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def the_record(output: str) -> str:
 
 
 class CpuReference:
-    """Workloads of the zoo, run on the plain CPU: no virtual GPU, no hooks. Each once, in a fork of a warm process."""
+    """Scripts on the plain CPU, in forks of a warm process: no virtual GPU, no hooks. Each workload of the zoo once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -170,22 +173,25 @@ class CpuReference:
     def record(self, workload: str) -> str:
         """Which way the workload goes on the CPU, as tests/zoo/recorder.py writes it."""
         if workload not in self._records:
-            folder = self._folder / workload
-            folder.mkdir()
             words = ("-m", workload) if (ZOO / workload).is_dir() else (str(ZOO / f"{workload}.py"),)
-            program = Program(
-                argv=(sys.executable, *words, "--device", "cpu"),
-                environment={**os.environ, "HF_HUB_OFFLINE": "1", "ZOO_RECORD": "1", "OMP_NUM_THREADS": "1"},
-                cwd=ZOO,
-                stdout=folder / OUTPUT,
-                stderr=folder / OUTPUT,
-                timeout_seconds=200,
-            )
-            ended = self._warm.run(program, Watch(folder))
-            output = (folder / OUTPUT).read_text()
-            assert ended.exit_status == 0, f"{workload} fails on the CPU:\n{output}"
-            self._records[workload] = the_record(output)
+            self._records[workload] = the_record(self.run(*words, "--device", "cpu", environment={"ZOO_RECORD": "1"}))
         return self._records[workload]
+
+    def run(self, *words: str, environment: dict[str, str] | None = None) -> str:
+        """What the script prints; it must not fail."""
+        folder = Path(mkdtemp(dir=self._folder))
+        program = Program(
+            argv=(sys.executable, *words),
+            environment={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
+            cwd=ZOO,
+            stdout=folder / OUTPUT,
+            stderr=folder / OUTPUT,
+            timeout_seconds=200,
+        )
+        ended = self._warm.run(program, Watch(folder))
+        output = (folder / OUTPUT).read_text()
+        assert ended.exit_status == 0, f"{words} fails on the CPU:\n{output}"
+        return output
 
     def close(self) -> None:
         self._warm.close()

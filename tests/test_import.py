@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from conftest import TESTS
+from conftest import TESTS, CpuReference
 from foretell import gpus, rules
 from foretell.analysis.verdict import estimate_of
 from foretell.engines import imported as cpu
@@ -716,10 +716,9 @@ def foretell_import(profile: Path, *words: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory, cpu_reference: CpuReference) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
-    done = subprocess.run([sys.executable, str(JOB), str(folder)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    cpu_reference.run(str(JOB), str(folder))
     return folder
 
 
