@@ -75,14 +75,16 @@ def verdicts(fit: Fit) -> dict[str, str]:
     return {card.gpu.name: card.verdict for card in fit.cards}
 
 
-def test_cards_of_one_compute_capability_share_the_runs_with_fewest_and_most_sms(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cards_of_one_compute_capability_share_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     found, ran = find(monkeypatch, lambda gpu: outcome(gpu, reserved=10 * GIB))
     kinds = {gpu.compute_capability for gpu in gpus.all_gpus() if gpu.compute_capability >= (7, 5)}
-    alone = {(10, 0)}  # of which there is one card
-    assert len(ran) == found.num_runs == 2 * len(kinds) - len(alone) + 2  # and the smallest that fits, the largest not
+    # One kind has a second run, with the fewest SMs; and the smallest card that fits and the largest that does not.
+    assert len(ran) == found.num_runs == len(kinds) + 1 + 2
     assert sum(gpu.total_bytes >= 1024 * GIB for gpu in ran) == len(ran) - 2
+    assert {gpu.num_sms for gpu in ran if gpu.compute_capability == (8, 6) and gpu.total_bytes >= 1024 * GIB} == {
+        10,
+        84,
+    }
     smallest = found.smallest
     assert smallest is not None
     assert (smallest.gpu.name, smallest.is_run, smallest.verdict) == ("a2", True, "fits")
@@ -130,6 +132,15 @@ def test_sms_in_the_middle_run_only_where_the_ends_of_a_range_differ(monkeypatch
     assert len(without_limit) <= 2 + len(all_sms).bit_length()
     for card in found.cards:
         assert card.device_bytes == reserved(card.gpu.num_sms) + card.gpu.context_bytes, card.gpu.name
+
+
+def test_if_sms_matter_both_ends_of_every_kind_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = find(monkeypatch, lambda gpu: outcome(gpu, reserved=10 * GIB + gpu.num_sms * MIB))
+    numbers = [
+        card.device_bytes - card.gpu.num_sms * MIB - card.gpu.context_bytes for card in found.cards if card.device_bytes
+    ]
+    assert len(numbers) > 70
+    assert set(numbers) == {10 * GIB}
 
 
 def test_near_the_limit_each_card_is_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ What a job allocates depends on the kind of a card: on its compute capability (w
 exist) and on its number of SMs (the size of their buffers). It depends on the card's memory only if the script asks for
 it, or near the limit, where the allocator empties its cache and tries again. So the job runs
 
-1. once for each compute capability, with the fewest and with the most SMs of its cards, and so much memory that there
-   is no limit. If the two differ, the number of SMs in the middle is next, until the ends of every range agree;
+1. once for each compute capability, with so much memory that there is no limit; for the one with the widest range of
+   SMs, with the fewest and with the most. If the two differ in any number, SMs matter to this job, and both ends run
+   for every compute capability, then the middle of each range whose ends differ, until the ends of all ranges agree;
 2. on every card whose memory lies between what is surely too little, the peak of live tensors, and what is surely
    enough, the peak of reserved memory;
 3. on the smallest card that fits and on the largest that does not: both must do what the others have shown.
@@ -257,11 +258,19 @@ class _Search:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _run_ends_of_kinds(self, cards: Sequence[Gpu]) -> None:
-        """Run each kind with the fewest and the most SMs, and in the middle where the ends of a range differ."""
+        """Run each kind with the most SMs and, where SMs matter, with the fewest and in the middle of each range whose
+        ends differ."""
         by_kind: dict[_Kind, dict[int, Gpu]] = {}
         for gpu in sorted(cards, key=lambda gpu: gpu.num_sms):
             by_kind.setdefault(gpu.compute_capability, {}).setdefault(gpu.num_sms, gpu)
-        missing = [gpu for of_sms in by_kind.values() for gpu in (of_sms[min(of_sms)], of_sms[max(of_sms)])]
+        if not by_kind:
+            return
+        widest = max(by_kind, key=lambda kind: max(by_kind[kind]) / min(by_kind[kind]))
+        fewest = {kind: of_sms[min(of_sms)] for kind, of_sms in by_kind.items()}
+        self._run_kinds([*(of_sms[max(of_sms)] for of_sms in by_kind.values()), fewest[widest]])
+        if self._agree(widest, min(by_kind[widest]), max(by_kind[widest])):
+            return
+        missing = list(fewest.values())
         while missing:
             self._run_kinds(missing)
             missing = [gpu for kind, of_sms in by_kind.items() for gpu in self._in_the_middle(kind, of_sms)]
