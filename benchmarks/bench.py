@@ -106,6 +106,9 @@ def main() -> int:
     if has_cuda:
         console.print("resnet50: with cudnn.benchmark compared with without ...", style="dim")
         rows.append(cost_of_cudnn_benchmark(options.repeat))
+    if has_cuda:
+        console.print("gpt2: `foretell fit` on all cards compared with one command ...", style="dim")
+        rows.append(fit_on_all_cards(options.repeat))
     console.print("a program in namespaces of its own compared with one without ...", style="dim")
     rows.append(cost_of_isolation(options.repeat))
     console.print("llama-7b ...", style="dim")
@@ -190,6 +193,18 @@ def cost_of_cudnn_benchmark(repeat: int) -> Row:
     ratio = min(with_it) / min(without)
     measured = f"{ratio:.2f}x ({min(with_it):.1f} s / {min(without):.1f} s of CPU)"
     return Row("resnet50: the whole command with cudnn.benchmark / without", measured, "<= 1.2x", ratio <= 1.2)
+
+
+def fit_on_all_cards(repeat: int) -> Row:
+    """Of the table, about 80."""
+    all_cards, one_card = [], []
+    words = [sys.executable, "-m", "foretell", "fit", "--quiet", "--steps", "all", "--", str(WORKLOADS), "gpt2"]
+    for _ in range(repeat):
+        one_card.append(finish(foretell_command("gpt2", "a100-40gb")).seconds)
+        all_cards.append(finish(words).seconds)
+    ratio = min(all_cards) / min(one_card)
+    measured = f"{ratio:.2f}x ({min(all_cards):.1f} s / {min(one_card):.1f} s)"
+    return Row(f"gpt2: `foretell fit` on {len(gpus.all_gpus())} cards / on one", measured, "<= 2x", ratio <= 2)
 
 
 def cost_of_isolation(repeat: int) -> Row:
