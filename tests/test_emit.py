@@ -96,7 +96,7 @@ def test_a_class_of_cards_has_no_card_that_is_too_small(request: int) -> None:
 def test_a_node_of_kubernetes_has_enough_after_what_the_driver_keeps() -> None:
     """Labels of real nodes, in MiB, and what torch sees of the same card."""
     labels = {"l4": 23034, "a10": 23028, "rtx-3060": 12288, "t4": 15360, "a100-80gb": 81920, "rtx-4060": 8188}
-    for request in range(GIB, 79 * GIB, GIB // 7):
+    for request in range(GIB, 79 * GIB, GIB // 2):
         estimate = example(request, gpu="a100-80gb")
         (term,) = document(emit("kubernetes", estimate))["spec"]["affinity"]["nodeAffinity"][
             "requiredDuringSchedulingIgnoredDuringExecution"
