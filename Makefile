@@ -50,7 +50,7 @@ ray: environment ## install Ray for the tests of `--workers ray`; without it the
 emit-check: environment native ray ## check what `--emit` prints with the tools it is for, in an environment of their own
 	@$(PYTHON3) scripts/environment emit build/emit > /dev/null
 	$(PYTHON) -m pytest -n 0 tests/test_emit.py tests/test_emit_parsers.py
-	build/emit/bin/python -m pytest tests/test_emit_parsers.py
+	build/emit/bin/python -m pytest -n 0 tests/test_emit_parsers.py
 
 page: ## build src/foretell/report/page.html from web/report; needs node 20 and npm
 	cd web/report && npm ci --no-audit --no-fund && npm run build

@@ -68,7 +68,9 @@ os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLE
 import ray
 names = {}
 exec(sys.stdin.read(), names)
-ray.init(num_cpus=1, num_gpus=2, object_store_memory=80 << 20, include_dashboard=False, _node_ip_address="127.0.0.1")
+ray.init(
+    "local", num_cpus=1, num_gpus=2, object_store_memory=80 << 20, include_dashboard=False, _node_ip_address="127.0.0.1"
+)
 
 @ray.remote
 def train():
@@ -78,7 +80,6 @@ print("RESULT", json.dumps([names["ray_options"]["num_gpus"], ray.get(train.opti
 """
 
 
-@pytest.mark.xdist_group("ray")
 @needs("ray", "ray")
 @BOTH
 def test_ray(estimate: Any) -> None:

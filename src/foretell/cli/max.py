@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretell.cli.files import check_targets, write
+from foretell.cli.files import check_targets, is_stdout_taken, write
 from foretell.cli.jobs import add_job, job_of
 from foretell.cli.knobs import add_knob, add_workers, knob_of, prepare, workers_of
+from foretell.cli.settings import add_emit, check_emit, print_settings
 from foretell.cli.terminal import ignore_broken_pipe, say
 from foretell.errors import UsageError
 
@@ -41,8 +43,8 @@ def execute(options: argparse.Namespace) -> int:
     return search(options, key=None)
 
 
-def add_search(parser: argparse.ArgumentParser) -> None:
-    """Add all options of `search`."""
+def add_search(parser: argparse.ArgumentParser, *, has_batch: bool = False) -> None:
+    """Add all options of `search`. `has_batch`: the value is a batch size."""
     add_knob(parser)
     values = parser.add_argument_group("values")
     values.add_argument("--min", metavar="N", default="1", help="the smallest value (default: 1)")
@@ -59,6 +61,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_workers(add_job(parser))
     result = parser.add_argument_group("output")
     result.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    add_emit(result, has_batch=has_batch)
     result.add_argument("--quiet", action="store_true", help="do not show progress")
 
 
@@ -71,6 +74,7 @@ def search(options: argparse.Namespace, *, key: str | None) -> int:
     from foretell.plan.maximum import maximum
 
     check_targets({"--json": options.json})
+    check_emit(options)
     knob, workers = knob_of(options), workers_of(options)
     low, multiple_of = integer("--min", options.min), integer("--multiple-of", options.multiple_of)
     high = None if options.max is None else integer("--max", options.max)
@@ -89,12 +93,15 @@ def search(options: argparse.Namespace, *, key: str | None) -> int:
     )  # fmt: skip
     is_json = options.json == "-"
     with ignore_broken_pipe():
-        maximum_report.render(found, console(stderr=is_json))
+        maximum_report.render(found, console(stderr=is_stdout_taken(options)))
         if is_json:
             print(maximum_report.to_json(found, key=key), flush=True)
     if options.json and not is_json:
         write(Path(options.json), maximum_report.to_json(found, key=key) + "\n")
-    return OUT_OF_MEMORY if found.value is None else 0
+    if options.emit is None or found.estimate is None:
+        return OUT_OF_MEMORY if found.value is None else 0
+    estimate = replace(found.estimate, caveats=(*found.estimate.caveats, *found.notes))
+    return print_settings(options, estimate, batch_size=found.value if options.has_batch else None)
 
 
 def integer(option: str, text: str) -> int:

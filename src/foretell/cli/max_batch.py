@@ -17,6 +17,7 @@ examples:
   foretell max-batch --gpu rtx-3060 --arg=--batch-size train.py --amp
   foretell max-batch --gpu rtx-4090 --config-key train.yaml:data.batch_size --multiple-of 8 train.py
   foretell max-batch --gpu a10g --dataloader --safety 5% train.py
+  foretell max-batch --gpu a10g --arg=--batch-size --emit trainer --effective-batch 256 train.py
 
 exit codes: 0 found; 3 no batch size fits; 1 the script itself fails with every one; 2 wrong usage, a script
             that does not accept the knob or ignores it, or an unsupported environment; 130 interrupted
@@ -26,7 +27,7 @@ exit codes: 0 found; 3 no batch size fits; 1 the script itself fails with every 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "foretell max-batch --arg=NAME [options] [--] SCRIPT.py|-m MODULE|COMMAND [ARGS...]"
     parser.epilog = _EPILOG
-    add_search(parser)
+    add_search(parser, has_batch=True)
 
 
 def execute(options: argparse.Namespace) -> int:
