@@ -22,6 +22,8 @@ from foretell.errors import DoesNotFitError, UnsupportedError, UsageError
 from foretell.plan.emit import BATCH_TOOLS, MEMORY_TOOLS, TOOLS, emit
 from foretell.plan.emit.batches import batch_of
 from foretell.plan.emit.decision import Decision
+from foretell.plan.fit import CardFit, Fit
+from foretell.plan.maximum import Evaluation, Maximum
 from foretell.records import EndedBy, Need, OutOfMemory, Together
 from foretell.trace import save
 from foretell.units import GIB, MIB
@@ -134,6 +136,28 @@ def test_shards_that_no_card_has_are_a_whole_card() -> None:
     assert lines_of(emit("slurm", example(11 * GIB + 1, gpu="rtx-3060"))) == ["#SBATCH --gres=gpu:1"]
 
 
+@given(card=st.sampled_from(["a30", "a100-40gb", "a100-80gb", "h100-pcie"]), share=st.floats(0.01, 0.95))
+def test_a_slice_is_the_smallest_with_enough_memory(card: str, share: float) -> None:
+    request = int(gpus.find(card).total_bytes * share)
+    (name,) = limits(emit("mig", example(request, gpu=card)))
+    chosen = gpus.find(f"{card}:{name.removeprefix('nvidia.com/mig-')}")
+    assert chosen.total_bytes >= request
+    for other in gpus.all_slices():
+        if other.name.startswith(f"{card}:") and other.total_bytes >= request:
+            assert (other.total_bytes, other.num_sms) >= (chosen.total_bytes, chosen.num_sms)
+
+
+def test_a_job_that_ran_on_a_slice_stays_on_the_card() -> None:
+    assert limits(emit("mig", example(30 * GIB, gpu="a100-80gb:3g.40gb"))) == {"nvidia.com/mig-3g.40gb": 1}
+
+
+def test_a_slice_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"no MIG profiles are known for rtx-3060. They are known for a30, "):
+        emit("mig", example(GIB, gpu="rtx-3060"))
+    with pytest.raises(UnsupportedError, match=r"which no MIG slice of a30 has. Use --emit kubernetes"):
+        emit("mig", example(gpus.find("a30").total_bytes + GIB, gpu="a30"))
+
+
 def test_all_processes_of_a_job_are_asked_for() -> None:
     alone = example(2 * GIB)
     several = Together(num_processes=2, device_bytes=alone.peak.device_bytes + GIB, reserved_bytes=GIB)
@@ -188,7 +212,7 @@ HOSTILE = "x\n#SBATCH --gres=gpu:8\rspec: {}\u2028import os\x85a\x1b[2J\u202e\ud
 def test_no_text_of_others_becomes_a_setting(tool: str) -> None:
     hostile = replace(
         EXAMPLE, command=("train.py", HOSTILE), caveats=(HOSTILE,), torch_version=HOSTILE,
-        gpu=replace(EXAMPLE.gpu, name=HOSTILE),
+        gpu=EXAMPLE.gpu if tool == "mig" else replace(EXAMPLE.gpu, name=HOSTILE),
     )  # fmt: skip
     text = settings_of(tool, hostile)
     assert lines_of(text) == lines_of(settings_of(tool, EXAMPLE))
@@ -276,6 +300,40 @@ def test_a_run_that_ended_before_its_time_never_exits_with_0(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "the run is incomplete" in shown.err
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    return "train.py"
+
+
+def test_the_batch_size_that_was_found_is_set(script: str, monkeypatch: Any, capsys: Any) -> None:
+    def found(job: Any, knob: Any, **options: Any) -> Maximum:
+        tried = Evaluation(value=20, verdict="fits", estimate=EXAMPLE)
+        return Maximum(
+            job=job, knob=knob, values=range(1, 21), value=20, above="range", is_certain=False, evaluations=(tried,)
+        )
+
+    monkeypatch.setattr("foretell.plan.maximum.maximum", found)
+    options = ["--emit", "trainer", "--effective-batch", "64", "--quiet"]
+    assert main(["max-batch", "--arg=--batch-size", *options, script]) == 0
+    shown = capsys.readouterr()
+    assert "per_device_train_batch_size=16" in lines_of(shown.out)[3]
+    assert any(line.startswith("# Caveat: ") for line in shown.out.splitlines()), "what to know about the search"
+    assert main(["max", "--arg=--width", "--emit", "slurm", "--quiet", script]) == 0
+    assert lines_of(capsys.readouterr().out) == ["#SBATCH --gres=shard:21"]
+
+
+def test_the_smallest_card_that_fits_is_asked_for(script: str, monkeypatch: Any, capsys: Any) -> None:
+    def found(job: Any, cards: Any, **options: Any) -> Fit:
+        card = CardFit(gpu=EXAMPLE.gpu, verdict="fits", device_bytes=GIB, request_bytes=GIB, spare_bytes=GIB, copies=1)
+        return Fit(cards=(card,), estimate=EXAMPLE, num_runs=1)
+
+    monkeypatch.setattr("foretell.plan.fit.fit_job", found)
+    assert main(["fit", "--emit", "mig", "--quiet", script]) == 0
+    assert limits(capsys.readouterr().out) == {"nvidia.com/mig-3g.40gb": 1}
 
 
 # --- documentation ----------------------------------------------------------------------------------------------------

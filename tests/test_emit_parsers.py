@@ -27,7 +27,7 @@ from foretell.units import GIB
 
 TIGHT = example(gpus.find("rtx-3060").total_bytes + 1, gpu="rtx-3060")
 BOTH = pytest.mark.parametrize("estimate", [EXAMPLE, TIGHT], ids=["part", "whole"])
-PODS = ("kubernetes", "kai", "hami", "volcano")
+PODS = ("kubernetes", "kai", "hami", "volcano", "mig")
 
 
 def needs(package: str, target: str) -> Any:
@@ -97,6 +97,8 @@ def test_ray(estimate: Any) -> None:
 def test_pods_are_pods_for_the_client_of_kubernetes(tool: str, estimate: Any) -> None:
     from kubernetes import client
 
+    if tool == "mig" and estimate is TIGHT:
+        estimate = example(30 * GIB, gpu="a100-80gb:3g.40gb")
     document = yaml.safe_load(settings_of(tool, estimate))
     api = client.ApiClient()
     pod = api.deserialize(_Response(document), "V1Pod")

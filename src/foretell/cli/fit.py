@@ -6,8 +6,9 @@ import argparse
 import re
 from pathlib import Path
 
-from foretell.cli.files import check_targets, write
+from foretell.cli.files import check_targets, is_stdout_taken, write
 from foretell.cli.jobs import add_job, job_of, prepare
+from foretell.cli.settings import add_emit, check_emit, print_settings
 from foretell.cli.terminal import say
 
 __all__ = ["add_arguments", "execute", "prepare"]
@@ -19,6 +20,7 @@ examples:
   foretell fit --class datacenter --min-memory 24GB train.py
   foretell fit --gpus rtx-3060,rtx-4090,24GiB,sm86 train.py
   foretell fit --gpus a100-80gb,h100 --mig --json fit.json train.py
+  foretell fit --class datacenter --emit skypilot train.py
 
 exit codes: 0 the job fits on at least one of the GPUs; 3 on none; 1 the script itself failed on all of them;
             2 wrong usage or an unsupported environment; 130 interrupted
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser, has_gpu=False)
     result = parser.add_argument_group("output")
     result.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
+    add_emit(result)
     result.add_argument("--quiet", action="store_true", help="do not show progress")
 
 
@@ -55,6 +58,7 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.plan.fit import fit_job, select
 
     check_targets({"--json": options.json})
+    check_emit(options)
     cards = select(
         None if options.gpus is None else _names(options.gpus),
         min_memory=options.min_memory,
@@ -69,10 +73,12 @@ def execute(options: argparse.Namespace) -> int:
         if options.json == "-":
             print(found.to_json(), flush=True)
         else:
-            fit_text.render(found, console())
+            fit_text.render(found, console(stderr=is_stdout_taken(options)))
     if options.json and options.json != "-":
         write(Path(options.json), found.to_json() + "\n")
-    return 3 if found.smallest is None else 0
+    if options.emit is None or found.smallest is None:
+        return 3 if found.smallest is None else 0
+    return print_settings(options, found.estimate)
 
 
 def _names(text: str) -> list[str]:

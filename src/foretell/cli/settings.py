@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from foretell.records import Estimate
 
 # As in foretell.plan.emit, which takes a third of a second to import; a test compares them.
-MEMORY_TOOLS = ("slurm", "kubernetes", "kai", "hami", "volcano", "ray", "skypilot", "dstack")
+MEMORY_TOOLS = ("slurm", "kubernetes", "kai", "hami", "volcano", "mig", "ray", "skypilot", "dstack")
 BATCH_TOOLS = ("trainer", "lightning", "accelerate")
 
 

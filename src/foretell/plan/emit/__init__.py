@@ -11,7 +11,7 @@ from collections.abc import Callable
 from foretell.errors import UsageError
 from foretell.plan.emit.batches import accelerate, lightning, trainer
 from foretell.plan.emit.decision import Decision, refuse
-from foretell.plan.emit.pods import hami, kai, kubernetes, volcano
+from foretell.plan.emit.pods import hami, kai, kubernetes, mig, volcano
 from foretell.plan.emit.schedulers import dstack, ray, skypilot, slurm
 from foretell.records import Estimate
 from foretell.units import GIB
@@ -24,6 +24,7 @@ MEMORY_TOOLS: dict[str, Callable[[Decision], list[str]]] = {
     "kai": kai,
     "hami": hami,
     "volcano": volcano,
+    "mig": mig,
     "ray": ray,
     "skypilot": skypilot,
     "dstack": dstack,

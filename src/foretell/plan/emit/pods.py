@@ -1,11 +1,13 @@
-"""Pods of Kubernetes: with whole cards, and with a share of a card under KAI, HAMi and Volcano."""
+"""Pods of Kubernetes: with a whole card, with a MIG slice, and with a share of a card under KAI, HAMi and Volcano."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from foretell import gpus
+from foretell.errors import UnsupportedError
 from foretell.plan.emit.decision import Decision, comment
-from foretell.units import MIB
+from foretell.units import MIB, format_bytes
 
 _CUDA_PERCENT = 94
 """Of what the driver reports, CUDA leaves this much to programs at least, on the cards of the table."""
@@ -70,6 +72,30 @@ def volcano(decision: Decision) -> list[str]:
         *_pod(
             limits={"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": decision.request_mib}, scheduler="volcano"
         ),
+    ]
+
+
+def mig(decision: Decision) -> list[str]:
+    """The smallest slice of the card, by the name of the strategy `mixed`
+    (https://docs.nvidia.com/datacenter/cloud-native/kubernetes/latest/index.html)."""
+    card = decision.estimate.gpu.name.partition(":")[0]
+    slices = [gpu for gpu in gpus.all_slices() if gpu.name.startswith(f"{card}:")]
+    enough = [gpu for gpu in slices if gpu.total_bytes >= decision.request_bytes]
+    if not slices:
+        known = dict.fromkeys(gpu.name.partition(":")[0] for gpu in gpus.all_slices())
+        raise UnsupportedError(f"no MIG profiles are known for {card}. They are known for {', '.join(known)}.")
+    if not enough:
+        raise UnsupportedError(
+            f"the job asks for {format_bytes(decision.request_bytes)}, which no MIG slice of {card} has. "
+            "Use --emit kubernetes for a whole card."
+        )
+    best = min(enough, key=lambda gpu: (gpu.total_bytes, gpu.num_sms))
+    profile = best.name.partition(":")[2]
+    run = "" if best == decision.estimate.gpu else f" The job may need less or more on it: --gpu {best.name}"
+    return [
+        comment(f"{profile} has {format_bytes(best.total_bytes)} and {best.num_sms} SMs.{run}"),
+        comment(f"Made by `nvidia-smi mig -cgi {profile} -C`. In Slurm: --gres=gpu:TYPE:1, by the site's name."),
+        *_pod(limits={f"nvidia.com/mig-{profile}": 1}),
     ]
 
 

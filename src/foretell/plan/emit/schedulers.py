@@ -7,8 +7,6 @@ from foretell.errors import UnsupportedError
 from foretell.plan.emit.decision import Decision, ceil, comment
 from foretell.units import GIB, format_bytes
 
-_SIZES_GB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 180, 192, 288)
-"""As cards are sold."""
 _RAY_UNITS = 10_000
 """Of a card: Ray's resolution (https://docs.ray.io/en/latest/ray-core/scheduling/resources.html)."""
 
@@ -62,14 +60,10 @@ def _about_class(decision: Decision) -> list[str]:
 
 def _class_gb(decision: Decision) -> int:
     """The smallest size, in GB as sold, of which no card of the table is too small."""
-    sold = [(_sold_gb(gpu.total_bytes), gpu.total_bytes) for gpu in gpus.all_gpus()]
+    sold = [(gpus.sold_bytes(gpu) // GIB, gpu.total_bytes) for gpu in gpus.all_gpus()]
     too_small = max((size for size, total_bytes in sold if total_bytes < decision.request_bytes), default=0)
     larger = [size for size, _ in sold if size > too_small]
     if not larger:
         size = format_bytes(decision.request_bytes)
         raise UnsupportedError(f"the job asks for {size}, and no GPU of `foretell gpus` has as much.")
     return min(larger)
-
-
-def _sold_gb(total_bytes: int) -> int:
-    return next(size for size in _SIZES_GB if size * GIB >= total_bytes)
