@@ -88,8 +88,11 @@ def execute(options: argparse.Namespace) -> int:
     _write(result, options)
     write_reports(options, run.trace, run.estimate)
     if options.write_baseline:
-        save_baseline(run.trace, run.estimate, options.write_baseline)
-        say(f"wrote {options.write_baseline}")
+        if save_baseline(result, run.trace, options.write_baseline):
+            say(f"wrote {options.write_baseline}")
+        else:
+            why = "ran out of memory" if result.verdict == "oom" else "is incomplete"
+            say(f"{options.write_baseline} was not written: a run that {why} is no baseline")
     return _EXIT_CODES[result.verdict]
 
 

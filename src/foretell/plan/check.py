@@ -165,8 +165,9 @@ def check(
     or JSON of `foretell run`) by at most `max_growth` (`"2%"`, `"200MiB"`).
 
     `of` is what `limit` and `max_growth` are about. Without `gpu`, the GPU of the baseline is used. `write_baseline`
-    keeps the run as a baseline: a trace, or JSON if the name ends with `.json`. The job, and the options of its run,
-    are those of `foretell.estimate`, which also says what is raised if there is no estimate.
+    keeps the run as a baseline, unless it runs out of memory or is incomplete: a trace, or JSON if the name ends with
+    `.json`. The job, and the options of its run, are those of `foretell.estimate`, which also says what is raised if
+    there is no estimate.
     """
     gate = Gate(of=of, limit=_text(limit), max_growth=_text(max_growth), baseline=baseline_of(baseline))
     given = gpu_for(gate, gpu)
@@ -178,7 +179,7 @@ def check(
     run = api.find_need(api.run(api.make_job(job, gpu=given, **options)))
     result = judge(run.estimate, gate)
     if write_baseline is not None:
-        save_baseline(run.trace, run.estimate, Path(write_baseline))
+        save_baseline(result, run.trace, Path(write_baseline))
     return result
 
 
@@ -291,16 +292,16 @@ def program_of(command: Sequence[str]) -> str:
     return PurePath(words[0]).name if words else ""
 
 
-def save_baseline(trace: Trace, estimate: Estimate, path: Path) -> None:
-    """Keep a run for later checks: a trace, or JSON if the name ends with `.json`."""
-    ended_by = estimate.ended_by
-    if estimate.oom is not None or (ended_by is not None and ended_by.kind != "early_end"):
-        why = "ran out of memory" if ended_by is None else f"is incomplete: {ended_by.message}"
-        raise UnsupportedError(f"{path} was not written: a baseline must be a complete run, but this one {why}.")
+def save_baseline(check: Check, trace: Trace, path: Path) -> bool:
+    """Keep a run for later checks: a trace, or JSON if the name ends with `.json`. Returns whether it was written: a
+    run that ran out of memory, or is incomplete, is no baseline."""
+    if check.verdict in ("oom", "incomplete"):
+        return False
     if path.suffix == ".json":
-        disk.write(path, estimate.to_json() + "\n")
+        disk.write(path, check.estimate.to_json() + "\n")
     else:
         traces.save(trace, path)
+    return True
 
 
 def headline(check: Check) -> str:
