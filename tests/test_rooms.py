@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "evaluation": NOUNS | {"gpus", "runs", "report", "api"},
     "plan": NOUNS | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
     "postmortem": NOUNS | {"gpus", "api", "advice"},
+    "testing": NOUNS | {"runs", "report", "api", "plan"},
     "evaluation.workloads": set(),
     "cli": EVERYTHING,
     "__init__": NOUNS | {"api", "plan", "postmortem"},
