@@ -35,7 +35,7 @@ from foretell.engines.imported import explain
 from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
-from foretell.plan import check_text, maximum_report
+from foretell.plan import check_text, maximum_report, sweep_report
 from foretell.plan.check import Gate, judge
 from foretell.plan.knobs import ConfigKey
 from foretell.plan.maximum import Evaluation
@@ -68,6 +68,7 @@ from report_data import LEAKS, estimate_for, transformer
 from test_diff import block, summary
 from test_explain_oom import MESSAGES
 from test_plan_maximum import KNOB, an_answer
+from test_plan_sweep import a_sweep
 
 GOLDEN = Path(__file__).parent / "data" / "texts"
 WIDTH = 100
@@ -512,6 +513,10 @@ WRONG = [
     "max-batch --arg=--n --multiple-of 0 train.py", "max-batch --arg=--n --min 9 --max 15 --multiple-of 8 train.py",
     "max-batch --arg=--n --safety lots train.py", "max-batch --arg=--n --gpu rtx-3060 --safety 100% train.py",
     "max-batch --arg=--n --workers 0 train.py", "max --arg=--seq-len train.py --seq-len long",
+    "sweep train.py", "sweep --arg=--n train.py", "sweep --arg=--n=8,,16 train.py", "sweep --arg=--n=8,8 train.py",
+    "sweep --arg=--n=8 --arg=--n=16 train.py", "sweep --optimizer sgd train.py", "sweep --precision int4 train.py",
+    "sweep --arg=--n=8 --json - --csv - train.py", "sweep --arg=--n=8 --limits voodoo train.py",
+    "sweep --config-key other.json:batch=8 train.py", "sweep --env N= train.py", "sweep --arg={N}=8 train.py",
     "max --arg=--seq-len train.py --seq-len", "max --arg=--seq-len --json no/such/x train.py",
     "fit", "fit missing.py", "fit --gpus voodoo train.py", "fit --gpus rtx-3060:1g.5gb train.py",
     "fit --gpus a100:9g.9gb train.py", "fit --min-memory 1TB train.py", "fit --min-memory much train.py",
@@ -602,6 +607,13 @@ def test_max(golden: Any) -> None:
     shown = [f"--- {name}\n{printed(functools.partial(maximum_report.render, each))}" for name, each in answers.items()]
     lines = [maximum_report.line_of(KNOB, each) for each in (found.evaluations[0], found.evaluations[-1], failed)]
     golden("max", "\n".join([*shown, "--- progress", *lines]))
+
+
+def test_sweep(golden: Any) -> None:
+    knobs, swept = a_sweep().knobs, a_sweep()
+    lines = [sweep_report.line_of(knobs, point) for point in swept.points[:2]]
+    shown = printed(functools.partial(sweep_report.render, swept))
+    golden("sweep", "\n".join([shown, "--- CSV", sweep_report.to_csv(swept), "--- progress", *lines]))
 
 
 def test_diff(golden: Any) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "max_batch",
     "maximum",
     "run",
+    "sweep",
 ]
 if TYPE_CHECKING:
     from foretell.api import Interrupted, Run, estimate, run
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from foretell.plan.check import Check, check
     from foretell.plan.emit import emit
     from foretell.plan.fit import Fit, fit
-    from foretell.plan.functions import max_batch, maximum
+    from foretell.plan.functions import max_batch, maximum, sweep
     from foretell.postmortem import Explanation, explain_oom
     from foretell.records import Estimate
 
@@ -59,7 +60,7 @@ def __getattr__(name: str) -> Any:
         from foretell import postmortem
 
         return getattr(postmortem, name)
-    if name in ("max_batch", "maximum"):
+    if name in ("max_batch", "maximum", "sweep"):
         from foretell.plan import functions
 
         return getattr(functions, name)

@@ -62,12 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from foretell.evaluation import cases, metrics, page, statistics
+    from foretell.evaluation import cases, metrics, statistics
+    from foretell.report.static_page import plotly_objects
 
     _check(options)
     statistics.statsmodels_and_pandas()  # report missing packages before anything runs
     if options.html:
-        page.plotly_objects()
+        plotly_objects()
     chosen = _choose(cases.read(options.folder, _sets(options)), options)
     answers = _answers(chosen, options)
     judged = metrics.judge(chosen, answers)

@@ -34,6 +34,7 @@ COMMANDS = {
     "max-batch": "find the largest batch size with which a script fits",
     "max": "find the largest value of any integer with which a script fits",
     "fit": "find the GPUs a training script fits on",
+    "sweep": "show what a script needs with each combination of several values",
     "gpus": "list the GPUs foretell knows",
     "report": "show the result of a saved trace",
     "what-if": "replay a saved trace on another GPU or with other allocator options",

@@ -6,11 +6,10 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from foretell.errors import UnsupportedError
 from foretell.evaluation import tables
 from foretell.evaluation.metrics import OURS, REQUEST, Figures, Judged
 from foretell.evaluation.statistics import Draws, Factor
-from foretell.report.static_page import document, scrolling_table
+from foretell.report.static_page import document, plotly_objects, scrolling_table
 from foretell.units import GIB
 
 _STYLE = """
@@ -163,11 +162,3 @@ _LAYOUT = {
     "legend": {"orientation": "h", "y": 1.08},
     "template": "plotly_white",
 }
-
-
-def plotly_objects() -> Any:
-    try:
-        import plotly.graph_objects
-    except ImportError:
-        raise UnsupportedError("--html needs plotly: pip install 'foretell[evaluate]'.") from None
-    return plotly.graph_objects

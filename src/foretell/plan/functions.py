@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from foretell import api, gpus
 from foretell.errors import UsageError
 from foretell.jobs import Job
-from foretell.plan.knobs import Argument, ConfigKey, Knob, LoaderBatch, Variable
+from foretell.plan.knobs import Argument, ConfigKey, Knob, LoaderBatch, Setting, Variable
 from foretell.plan.maximum import Maximum
 from foretell.plan.maximum import maximum as search
+from foretell.plan.sweep import Sweep
+from foretell.plan.sweep import sweep as run_grid
 from foretell.records import Gpu
 from foretell.runs.pool import Workers
 from foretell.units import format_bytes, parse_bytes
+
+_NONE: Mapping[str, Sequence[object]] = MappingProxyType({})
 
 
 def maximum(
@@ -50,6 +55,40 @@ def maximum(
 
 max_batch = maximum
 """The same, by the name of the command: a batch size is what is mostly searched for."""
+
+
+def sweep(
+    job: Job | Sequence[str],
+    *,
+    arg: Mapping[str, Sequence[object]] = _NONE,
+    env: Mapping[str, Sequence[object]] = _NONE,
+    config_key: Mapping[str, Sequence[object]] = _NONE,
+    dataloader: Sequence[int] = (),
+    optimizer: Sequence[str] = (),
+    precision: Sequence[str] = (),
+    gpu: str | Gpu = api.DEFAULT_GPU,
+    cwd: str | Path | None = None,
+    need: bool = True,
+    workers: Workers | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Sweep:
+    """Find out what a job needs with each combination of values (`.points`), and whether it fits on a GPU.
+
+    `arg={"--batch-size": [8, 16], "--seq-len": [512, 1024]}`, `env` and `config_key` map names to values; the options
+    are those of `foretell sweep`. What does not fit is run again on a larger card, unless `need` is False.
+    """
+    named: list[tuple[Knob, Sequence[object]]] = [
+        *((Argument(name), values) for name, values in arg.items()),
+        *((Variable(name), values) for name, values in env.items()),
+        *((ConfigKey(name), values) for name, values in config_key.items()),
+    ]
+    others: list[tuple[Knob, Sequence[object]]] = [
+        (LoaderBatch(), dataloader), (Setting("optimizer"), optimizer), (Setting("precision"), precision)
+    ]  # fmt: skip
+    given = [*named, *(each for each in others if each[1])]
+    grid = [(knob, [str(value) for value in values]) for knob, values in given]
+    found = job if isinstance(job, Job) else job_of(job, gpu, cwd)
+    return run_grid(found, grid, finds_need=need, workers=workers, say=say)
 
 
 def job_of(command: Sequence[str], gpu: str | Gpu, cwd: str | Path | None) -> Job:

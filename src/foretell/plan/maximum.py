@@ -29,7 +29,7 @@ _FIRST = 8
 _AUTO = ("auto", "")
 _WIDEST = 8
 _HOST_SHARE = 0.8
-_REFUSED = re.compile(
+REFUSED = re.compile(
     r"unrecognized arguments?|no such option|unknown option|unexpected (?:keyword )?argument|could not override|"
     r"error: argument |is not used by the",
     re.IGNORECASE,
@@ -180,10 +180,8 @@ def with_host_limit(job: Job, num_workers: int) -> Job:
 
 def _evaluation(value: int, outcome: Outcome, is_request: bool) -> Evaluation:
     estimate = outcome.estimate
-    if estimate is None:
-        return Evaluation(value=value, verdict="failed", estimate=None, problem=outcome.problem)
-    if estimate.verdict == "fits" and estimate.ended_by is not None and estimate.ended_by.kind != "early_end":
-        return Evaluation(value=value, verdict="failed", estimate=None, problem=estimate.ended_by.message)
+    if estimate is None or outcome.why_unknown is not None:
+        return Evaluation(value=value, verdict="failed", estimate=None, problem=outcome.why_unknown)
     fits = estimate.verdict == "fits" and (not is_request or _needed(estimate, True) <= _available(estimate))
     return Evaluation(value=value, verdict="fits" if fits else "does not fit", estimate=estimate)
 
@@ -210,7 +208,7 @@ def _check_use(knob: Knob, evaluations: Sequence[Evaluation], outcomes: Sequence
     """Raise as soon as it is clear that the script does not know the knob, or ignores it."""
     if all(each.estimate is None for each in evaluations):
         for outcome in outcomes:
-            refused = [line.strip() for line in (outcome.problem or "").splitlines() if _REFUSED.search(line)]
+            refused = [line.strip() for line in (outcome.problem or "").splitlines() if REFUSED.search(line)]
             if refused:
                 raise UsageError(f"the script does not accept {knob.name}: {refused[-1]}")
         if all(outcome.kind == "unsupported" for outcome in outcomes):
@@ -248,19 +246,30 @@ def _notes(found: Maximum) -> Iterator[str]:
     if value is None:
         return
     below = [each for each in found.evaluations if each.value < value]
-    holes = [str(each.value) for each in below if each.verdict != "fits"]
+    holes = [str(each.value) for each in below if each.verdict == "does not fit"]
     if holes:
         yield f"not every smaller value fits: {', '.join(holes)} did not"
     if found.above == "range":
         same = [each.value for each in below if each.estimate and _same_peak(each.estimate, found.estimate)]
         if same:
             yield f"from {min(same)} to {value} the peak is the same: {name} may exceed the data there is"
+    for problem, values in _failures(found.evaluations).items():
+        yield f"failed with {', '.join(map(str, values))}: {problem}"
     if found.above == "failure":
-        failed = min(each.value for each in found.evaluations if each.value > value and each.verdict == "failed")
-        problem = next(each.problem for each in found.evaluations if each.value == failed) or ""
-        yield f"{failed} is no question of memory: {problem.splitlines()[0] if problem else 'the script fails'}"
+        yield f"larger values than {value} may fit in memory, but the script fails with them"
     if not found.is_certain:
         yield f"the search was ended after {len(found.evaluations)} values; larger ones may fit"
+
+
+def _failures(evaluations: Sequence[Evaluation]) -> dict[str, list[int]]:
+    """The values with which the script failed, by what it said; numbers in it may differ."""
+    found: dict[str, list[int]] = {}
+    known: dict[str, str] = {}
+    for each in evaluations:
+        if each.verdict == "failed":
+            problem = (each.problem or "").partition("\n")[0]
+            found.setdefault(known.setdefault(re.sub(r"\d+", "N", problem), problem), []).append(each.value)
+    return found
 
 
 def _same_peak(one: Estimate, other: Estimate | None) -> bool:

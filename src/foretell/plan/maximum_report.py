@@ -20,7 +20,7 @@ from foretell.rules.capacity import capacity_of
 from foretell.units import format_bytes
 
 SCHEMA = "foretell.maximum/1"
-_COLORS = {"fits": "green", "does not fit": "red", "failed": "yellow"}
+COLORS = {"fits": "green", "does not fit": "red", "failed": "yellow"}
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -121,20 +121,19 @@ def _answer(found: Maximum) -> Text:
 
 def _table(found: Maximum) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", show_edge=False)
-    for heading in (found.knob.name, "reserved", "device", "request", "spare"):
+    table.add_column(found.knob.name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for heading in ("device", "request", "spare"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
+    table.add_column("", no_wrap=True)
     for each in found.evaluations:
         sizes = evaluation_document(each)
         is_known = each.estimate is not None and each.estimate.verdict == "fits"
-        columns = ("reserved_bytes", "device_bytes", "request_bytes", "spare_bytes")
+        columns = ("device_bytes", "request_bytes", "spare_bytes")
         cells = [format_bytes(sizes[name]) if is_known else "" for name in columns]
-        verdict = Text(each.verdict, style=_COLORS[each.verdict])
-        if each.value == found.value:
-            verdict.append("  the largest", style="bold")
-        if each.problem is not None:
-            verdict.append(f": {each.problem.splitlines()[0]}", style="bright_black")
-        table.add_row(str(each.value), *cells, verdict)
+        remark = "the largest" if each.value == found.value else ""
+        verdict = Text(each.verdict, style=COLORS[each.verdict])
+        table.add_row(str(each.value), verdict, *cells, Text(remark, style="bold"))
     return table
 
 

@@ -47,6 +47,15 @@ class Outcome:
             return self.estimate.verdict
         return "failed" if self.is_failure else "unsupported"
 
+    @property
+    def why_unknown(self) -> str | None:
+        """Why it is not known whether the variant fits; None if it is. A run that was stopped may need more."""
+        if self.estimate is None:
+            return self.problem or "there is no estimate"
+        ended_by = self.estimate.ended_by
+        is_stopped = ended_by is not None and ended_by.kind != "early_end" and self.estimate.verdict == "fits"
+        return ended_by.message if ended_by is not None and is_stopped else None
+
 
 class Variants:
     """Variants of a job, and their outcomes. An interrupted search finds the outcomes it had when it is repeated."""
@@ -85,7 +94,7 @@ class Variants:
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """The outcomes, in the order of the jobs."""
-        jobs = [_recorded_briefly(job) for job in jobs]
+        jobs = [recorded_briefly(job) for job in jobs]
         missing = list({job.key: job for job in jobs if self._find(job.key) is None}.values())
         if missing and self._can_fork is None:
             self._can_fork = self._try_fork(missing[0])
@@ -124,7 +133,7 @@ class Variants:
         self._on_outcome(job, outcome)
 
 
-def _recorded_briefly(job: Job) -> Job:
+def recorded_briefly(job: Job) -> Job:
     """Without what costs time and does not change the peaks."""
     return replace(job, options=replace(job.options, history=False, attribution=False, stdout="file"))
 

@@ -1,9 +1,12 @@
-"""The frame of a self-contained HTML page of tables that needs no script: head, common style, scrolling tables."""
+"""The frame of a self-contained HTML page of tables and charts: head, common style, scrolling tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
+
+from foretell.errors import UnsupportedError
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c2330; --soft: #667; --line: #dde; --back: #fff; }
@@ -28,6 +31,15 @@ def document(title: str, parts: Sequence[str], *, style: str, tone: str = "") ->
         f"<style>{_STYLE}{style}</style></head><body><h1 class='{tone}'>{name}</h1>",
     ]
     return "\n".join(part for part in (*head, *parts, "</body></html>") if part)
+
+
+def plotly_objects() -> Any:
+    """For charts; such a page needs the script of plotly, which is in the page."""
+    try:
+        import plotly.graph_objects
+    except ImportError:
+        raise UnsupportedError("--html needs plotly: pip install 'foretell[evaluate]'.") from None
+    return plotly.graph_objects
 
 
 def scrolling_table(head: Sequence[str], rows: Sequence[str]) -> str:
