@@ -41,7 +41,8 @@ def document(text: str) -> Any:
 
 
 def limits(text: str) -> dict[str, int]:
-    return document(text)["spec"]["containers"][0]["resources"]["limits"]
+    found = document(text)["spec"]["containers"][0]["resources"]["limits"]
+    return {name: int(quantity) for name, quantity in found.items()}
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -116,5 +116,6 @@ def _pod(
     lines += [f"  {line}" for line in affinity]
     lines += ["  containers:", "    - name: train", "      image: your-image"]
     if limits:
-        lines += ["      resources:", "        limits:", *(f"          {name}: {n}" for name, n in limits.items())]
+        quantities = (f'          {name}: "{count}"' for name, count in limits.items())  # strings in the API
+        lines += ["      resources:", "        limits:", *quantities]
     return lines
