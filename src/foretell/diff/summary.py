@@ -107,9 +107,7 @@ def summary_of_run(path: str, estimate: Estimate) -> Summary:
         blocks = blocks_at_peak(estimate.attribution)
         categories = {str(category): size for category, size in by_category(blocks).items()}
         modules = dict(by_module(blocks))
-        held = tuple(
-            Held(**{each.name: getattr(block, each.name) for each in fields(Held)}) for block in blocks
-        )
+        held = tuple(Held(**{each.name: getattr(block, each.name) for each in fields(Held)}) for block in blocks)
     return Summary(
         path=path,
         verdict=estimate.verdict,

@@ -319,4 +319,3 @@ def headline(check: Check) -> str:
         assert estimate.ended_by is not None
         return f"unknown: {needs_text} so far, but the run is incomplete ({estimate.ended_by.message})"
     return f"within limits, {needs_text}"
-

@@ -264,14 +264,16 @@ def _limit(message: OomMessage) -> Diagnosis:
 
 def _refused(message: OomMessage, balance: Balance, around: Surroundings) -> Diagnosis:
     free, requested = format_bytes(balance.free_bytes), format_bytes(message.requested_bytes or 0)
-    if around.is_windows:
+    is_windows = around.is_windows or (message.backend == "CUDA" and _is_whole(balance.total_bytes))
+    if is_windows:
         helps, because = (
-            "a larger page file (System > Advanced > Performance > Virtual memory)",
+            "a larger page file (System > Advanced > Performance > Virtual memory), if this is Windows",
             "Windows backs GPU memory with RAM and page file, and refuses more than they hold.",
         )
     else:
         helps, because = (
-            "look for a quota: a vGPU or GPU-sharing plugin of the container (HAMi, vCUDA, MPS limits), or ulimit -v",
+            "look for a quota: a vGPU or a GPU-sharing plugin of the container (HAMi, MPS limits), ulimit -v, or, with "
+            "very many allocations, vm.max_map_count",
             "with such a quota the driver refuses memory that it reports as free.",
         )
     return Diagnosis(
@@ -283,6 +285,11 @@ def _refused(message: OomMessage, balance: Balance, around: Surroundings) -> Dia
         because=because,
         does_not_help=("a smaller model: the GPU had room", EMPTY_CACHE),
     )
+
+
+def _is_whole(total_bytes: int) -> bool:
+    """Windows reports 8.00 GiB for a card of 8 GB, Linux less: 7.79 GiB."""
+    return abs(total_bytes - round(total_bytes / GIB) * GIB) <= 0.011 * GIB
 
 
 def _small_card(balance: Balance, around: Surroundings) -> Diagnosis:

@@ -115,7 +115,7 @@ class _Reenacting:
     def _job_itself(self) -> tuple[Cause, str, Setting | None]:
         oom = self._estimate.oom
         assert oom is not None
-        where = f" at {oom.where}" if oom.where else ""
+        where = f" at {_name(oom.where)}" if oom.where else ""
         why = (
             f"The script runs out of memory on an otherwise empty {self._job.gpu.name} too, in step {oom.step} "
             f"({oom.phase}){where}, where it requests {_size(oom)}."
@@ -139,7 +139,7 @@ class _Reenacting:
         if estimate.leaks:
             leak = estimate.leaks[0]
             grown = f"{format_bytes(leak.bytes_per_step)} more after every step"
-            place = f" at {leak.where}" if leak.where else ""
+            place = f" at {_name(leak.where)}" if leak.where else ""
             held = f", kept alive by {leak.held_by[0]}" if leak.held_by else ""
             return "leak", f"{why} It keeps {grown}, allocated{place}{held}.", None
         earlier = _largest_request(estimate, before_step=oom.step)
@@ -206,14 +206,14 @@ class _Reenacting:
             before, estimate = self._try("all steps of the script", job)
             if estimate is not None and estimate.oom is not None:
                 oom = estimate.oom
-                where = f" at {oom.where}" if oom.where else ""
+                where = f" at {_name(oom.where)}" if oom.where else ""
                 why = f"The first {len(first.steps)} steps fit, but step {oom.step} requests {_size(oom)}{where}."
                 return self._of_oom(job, before, estimate, why)
         requested, largest = self._message.requested_bytes, _largest_request(first)
         if first.leaks:
             leak = first.leaks[0]
             steps = max(0, _spare(first)) // max(1, leak.bytes_per_step)
-            place = f" at {leak.where}" if leak.where else ""
+            place = f" at {_name(leak.where)}" if leak.where else ""
             held = f", kept alive by {leak.held_by[0]}" if leak.held_by else ""
             why = (
                 f"{fits} after {len(first.steps)} steps, but keeps {format_bytes(leak.bytes_per_step)} more after "
@@ -397,6 +397,11 @@ def _card(job: Job) -> str:
 
 def _size(oom: OutOfMemory) -> str:
     return format_bytes(oom.requested_bytes)
+
+
+def _name(where: str) -> str:
+    """Without the folder."""
+    return where.rpartition("/")[2]
 
 
 def _first_line(error: ForetellError) -> str:
