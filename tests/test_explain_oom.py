@@ -109,6 +109,11 @@ def test_a_text_without_a_message_says_what_was_looked_for() -> None:
         read_oom("Killed\nValueError: out of range\n")
 
 
+def test_a_text_of_nothing_but_beginnings_is_read_in_no_time() -> None:
+    text = "CUDA out of memory. " * 100_000 + "Process 1 has " * 30_000 + 'File "' * 50_000
+    assert len(find_messages(text)) == 1
+
+
 # --- messages in each wording, made up --------------------------------------------------------------------------------
 
 

@@ -70,6 +70,8 @@ def test_a_batch_that_only_a_later_step_has_is_found() -> None:
     assert found.cause == "longer_batch"
     assert [tried.verdict for tried in found.tried[:2]] == ["fits", "oom"]
     assert "step 29" in found.why
+    assert found.setting is not None
+    assert found.setting.how.startswith("DataLoader(..., batch_size=")
 
 
 def test_a_leak_is_found_with_its_line() -> None:

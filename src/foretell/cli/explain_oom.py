@@ -21,7 +21,7 @@ examples:
   foretell explain-oom train.log --gpu rtx-3090 -- train.py --batch-size 64
   foretell explain-oom train.log --json - -- train.py --batch-size 64
 
-exit codes: 0 explained; 2 no out-of-memory message found, or wrong usage
+exit codes: 0 explained; 1 the script itself failed; 2 no out-of-memory message found, or wrong usage
 """
 _MOST_BYTES = 32 << 20
 
@@ -77,7 +77,7 @@ def execute(options: argparse.Namespace) -> int:
             others = ", ".join(explanation.cards[1:])
             if not options.quiet:
                 say(f"no --gpu given; assuming {card.name} by its memory" + (f" (as much: {others})" if others else ""))
-        job = job_of(options, gpu=card, is_output_shown=False)
+        job = job_of(options, gpu=card)
         explanation = with_script(explanation, job, say=_quietly if options.quiet else say)
     document = explanation.to_json()
     if options.json and options.json != "-":

@@ -130,9 +130,7 @@ def _of_balance(message: OomMessage, balance: Balance, around: Surroundings) -> 
         "libraries": _libraries,
         "cuda_graphs": _cuda_graphs,
     }[causes[0]](message, balance, around)
-    also = (
-        f"{TITLES[each].capitalize()} would have been enough, too: {format_bytes(enough[each])}." for each in causes[1:]
-    )
+    also = (f"Enough would have been, too: {TITLES[each]}, {format_bytes(enough[each])}." for each in causes[1:])
     return replace(found, also=tuple(also))
 
 
@@ -318,6 +316,8 @@ def _large_request(message: OomMessage, balance: Balance) -> Diagnosis:
         "a shorter sequence, a smaller image or a smaller batch in the line that allocates",
         "this one tensor is the problem, not the sum of the others.",
     )
+    if requested > balance.total_bytes:
+        because = "it is larger than the GPU. If the GPU should have more, the driver or a slice of it gives it less."
     if doing == "attention":
         helps, because = (
             "torch.nn.functional.scaled_dot_product_attention, or FlashAttention (attn_implementation='sdpa')",
@@ -348,7 +348,8 @@ def _too_large(message: OomMessage, balance: Balance) -> Diagnosis:
     share = balance.allocated_bytes / balance.total_bytes
     doing = _doing(message.frames)
     helps, because = (
-        "a smaller batch with gradient accumulation, or gradient checkpointing",
+        "a smaller batch with gradient accumulation, or gradient checkpointing; without training, half precision or a "
+        "smaller model",
         "activations grow with the batch; parameters, gradients and optimizer state do not.",
     )
     not_helping = [f"expandable_segments: only {format_bytes(balance.unallocated_bytes)} was not in use", EMPTY_CACHE]

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Literal
 
 from foretell.units import GIB, KIB, MIB, TIB
@@ -30,6 +30,9 @@ _FRAME_LINES = 150
 """How far above its message a traceback is looked for."""
 _LONGEST = 3_000
 """Characters of a message, without white space; several dozen processes fit."""
+
+_MOST_MESSAGES = 1_000
+"""Of each kind in one text; further ones are not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,7 @@ def find_messages(text: str) -> list[OomMessage]:
     previous = 0
     for begin, message in sorted(_all_in(whole), key=lambda each: each[0]):
         number = bisect_right(begins, begin, hi=len(lines)) - 1
-        rank = re.search(r"\[rank(\d{1,6})\]", lines[number])
+        rank = re.search(r"\[rank(\d{1,6})\]", lines[number][:_LONGEST_PREFIX])
         placed = _placed(message, number, _frames(lines[max(previous, number - _FRAME_LINES) : number + 1]), rank)
         found.setdefault(_identity(placed), placed)
         previous = number
@@ -171,12 +174,12 @@ _BEGINS = re.compile(
 
 
 def _all_in(whole: str) -> Iterator[tuple[int, OomMessage]]:
-    anchors = [*_BEGINS.finditer(whole)]
+    anchors = [*islice(_BEGINS.finditer(whole), _MOST_MESSAGES)]
     ends = (*(anchor.start() for anchor in anchors[1:]), len(whole))
     for anchor, end in zip(anchors, ends, strict=False):
         yield anchor.start(), _read(anchor, whole[anchor.start() : min(end, anchor.start() + _LONGEST)])
     for source, pattern in _OTHERS:
-        for match in pattern.finditer(whole):
+        for match in islice(pattern.finditer(whole), _MOST_MESSAGES):
             yield match.start(), OomMessage(source=source, requested_bytes=_whole_bytes(match))
 
 

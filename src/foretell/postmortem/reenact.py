@@ -16,10 +16,11 @@ from foretell import api
 from foretell.advice import Alternative, Trials, advise, expandable_segments
 from foretell.errors import ForetellError
 from foretell.jobs import Job
+from foretell.plan.loaders import observe
 from foretell.postmortem.balance import Balance
 from foretell.postmortem.diagnosis import Cause
 from foretell.postmortem.message import OomMessage
-from foretell.records import Advice, Estimate, OutOfMemory
+from foretell.records import Advice, Estimate, Leak, OutOfMemory
 from foretell.units import MIB, format_bytes
 
 _LEAST_SECONDS = 120.0
@@ -28,6 +29,9 @@ _TIMES_THE_FIRST = 10
 _MORE_OUTSIDE_BYTES = 128 * MIB
 """Context and libraries are estimated: less than this above the estimate is nothing to explain."""
 _BENCHMARK = "cudnn-benchmark"
+_COMBINED = "all combined"
+_SMALLEST_BATCH = 8
+"""The smallest that is tried is the batch divided by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,18 +139,18 @@ class _Reenacting:
         setting = self._without_benchmark(job, before)
         if setting is not None:
             return "autotuning", why + " Without cudnn.benchmark it fits: its workspaces are what is too much.", setting
-        cause: Cause = "too_large"
         if estimate.leaks:
-            leak = estimate.leaks[0]
-            grown = f"{format_bytes(leak.bytes_per_step)} more after every step"
-            place = f" at {_name(leak.where)}" if leak.where else ""
-            held = f", kept alive by {leak.held_by[0]}" if leak.held_by else ""
-            return "leak", f"{why} It keeps {grown}, allocated{place}{held}.", None
+            self._not_tried.append(
+                "keeping loss.item() or loss.detach() instead of the tensor: it is a change of the script"
+            )
+            return "leak", f"{why} It {_grows(estimate.leaks[0])}.", None
+        cause: Cause = "too_large"
         earlier = _largest_request(estimate, before_step=oom.step)
         if oom.step and earlier is not None and oom.requested_bytes > earlier:
             cause = "longer_batch"
             why += f" No earlier step requests more than {format_bytes(earlier)} at once: this batch is larger."
-        return cause, why, self._advised(job, before, estimate)
+            self._not_tried.append("shortening or leaving out the longest samples: it is a change of the script")
+        return cause, why, self._smaller_batch(job, before) or self._advised(job, before, estimate)
 
     # --- the job fits on an empty card --------------------------------------------------------------------------------
 
@@ -213,13 +217,7 @@ class _Reenacting:
         if first.leaks:
             leak = first.leaks[0]
             steps = max(0, _spare(first)) // max(1, leak.bytes_per_step)
-            place = f" at {_name(leak.where)}" if leak.where else ""
-            held = f", kept alive by {leak.held_by[0]}" if leak.held_by else ""
-            why = (
-                f"{fits} after {len(first.steps)} steps, but keeps {format_bytes(leak.bytes_per_step)} more after "
-                "every one, "
-                f"allocated{place}{held}: enough for about {steps:,} steps more."
-            )
+            why = f"{fits} after {len(first.steps)} steps, but {_grows(leak)}: enough for about {steps:,} steps more."
             return "leak", why, None
         if requested is not None and largest is not None and requested > 1.05 * max(largest, 20 * MIB):
             why = (
@@ -283,6 +281,27 @@ class _Reenacting:
         after = self._note(change.title, trial.estimate)
         return Setting(how=change.how, before=before, after=after) if after.verdict == "fits" else None
 
+    def _smaller_batch(self, job: Job, before: Tried) -> Setting | None:
+        """Half the batch size of the DataLoader, or half of that, until it fits."""
+        try:
+            knob, _ = observe(job)
+        except ForetellError:
+            knob = None
+        whole = None if knob is None else knob.batch_size
+        if knob is None or whole is None:
+            self._not_tried.append("a smaller batch: the training uses no DataLoader with one batch size to change")
+            return None
+        size = whole
+        while size > 1 and size > whole // _SMALLEST_BATCH:
+            size //= 2
+            after, _ = self._try(f"batch size {size} instead of {whole}", knob.set(job, str(size)))
+            if after.verdict == "fits":
+                how = (
+                    f"DataLoader(..., batch_size={size}), with gradients accumulated over {round(whole / size)} batches"
+                )
+                return Setting(how=how, before=before, after=after)
+        return None
+
     def _advised(self, job: Job, before: Tried, estimate: Estimate) -> Setting | None:
         """The change that costs least of those that make it fit, by `foretell run --advise`."""
         try:
@@ -291,19 +310,23 @@ class _Reenacting:
             self._not_tried.append(_first_line(error))
             return None
         self._not_tried += findings.not_tried
-        measured = [each for each in findings.advice if each.basis == "measured"]
-        for each in measured:
-            title = each.title if not each.title.startswith("all combined") else "all of these combined"
-            self._tried.append(_tried_advice(each, title))
-        fitting = [
-            (each, row)
-            for each, row in zip(measured, self._tried[-len(measured) :], strict=True)
-            if row.verdict == "fits"
+        known = {each.what for each in self._tried}
+        rows = [
+            (each, _tried_advice(each))
+            for each in findings.advice
+            if each.basis == "measured" and each.title not in known
         ]
+        self._tried += [row for _, row in rows]
+        fitting = [(each, row) for each, row in rows if row.verdict == "fits"]
         if not fitting:
             return None
         best, after = min(
-            fitting, key=lambda pair: (not pair[0].price.startswith(("none", "little")), -pair[0].saved_bytes)
+            fitting,
+            key=lambda pair: (
+                pair[0].title.startswith(_COMBINED),
+                not pair[0].price.startswith(("none", "little")),
+                -pair[0].saved_bytes,
+            ),
         )
         return Setting(how=best.how, before=before, after=after)
 
@@ -366,9 +389,9 @@ class _Reenacting:
         return rows
 
 
-def _tried_advice(advice: Advice, title: str) -> Tried:
+def _tried_advice(advice: Advice) -> Tried:
     return Tried(
-        what=title,
+        what=_COMBINED if advice.title.startswith(_COMBINED) else advice.title,
         verdict=advice.verdict,
         reserved_bytes=advice.peak_reserved_bytes,
         detail=f"saves {format_bytes(advice.saved_bytes)}; cost: {advice.price}",
@@ -384,6 +407,12 @@ def _largest_request(estimate: Estimate, *, before_step: int | None = None) -> i
     if before_step is None and estimate.oom is not None:
         sizes.append(estimate.oom.requested_bytes)
     return max(sizes, default=None)
+
+
+def _grows(leak: Leak) -> str:
+    place = f", allocated at {_name(leak.where)}" if leak.where else ""
+    held = f", kept alive by {re.sub(r'[^ ]*/', '', leak.held_by[0])}" if leak.held_by else ""
+    return f"keeps {format_bytes(leak.bytes_per_step)} more after every step{place}{held}"
 
 
 def _spare(estimate: Estimate) -> int:
