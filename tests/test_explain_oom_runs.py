@@ -55,9 +55,7 @@ def test_a_neighbour_is_found_and_the_job_fits_without_it() -> None:
 def test_memory_outside_pytorch_is_found() -> None:
     text = message_of("trained.py", "16384", gpu="2GiB,sm86", others=1300 * MIB)
     # As a real driver has it, which lists this process.
-    text = text.replace(
-        "Of the allocated", "Including non-PyTorch memory, this process has 1.95 GiB memory in use. Of the"
-    )
+    text = text.replace("is free. ", "is free. Including non-PyTorch memory, this process has 1.95 GiB memory in use. ")
     found = explained(text, "trained.py", "16384", gpu="2GiB,sm86").reenactment
     assert found is not None
     assert found.cause == "libraries"
