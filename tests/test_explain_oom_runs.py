@@ -98,9 +98,11 @@ def test_a_job_that_is_too_large_gets_a_change_that_was_tried() -> None:
 
 
 def test_what_cannot_be_reproduced_is_not_claimed() -> None:
-    text = message_of("trained.py", "16384", gpu="900MiB,sm86").replace("900.00 MiB", "8.00 GiB")
-    text = text.replace("is free. ", "is free. Including non-PyTorch memory, this process has 7.96 GiB memory in use. ")
-    text = text.replace("608.09 MiB is allocated", "7.65 GiB is allocated")
+    text = (
+        "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 8.00 GiB of which 41.00 MiB is "
+        "free. Including non-PyTorch memory, this process has 7.96 GiB memory in use. Of the allocated memory 7.65 GiB "
+        "is allocated by PyTorch, and 73.91 MiB is reserved by PyTorch but unallocated."
+    )
     found = explained(text, "trained.py", "16384", gpu="8GiB,sm86").reenactment
     assert found is not None
     assert (found.cause, found.setting) == (None, None)
