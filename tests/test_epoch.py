@@ -15,6 +15,8 @@ from foretell.analysis.batches import batches_of
 from foretell.analysis.verdict import estimate_of
 from foretell.errors import UnsupportedError
 from foretell.records import Batches, Estimate, StepPeak
+from foretell.report import html
+from foretell.report.batches import batch_rows
 from foretell.runs import find_torch
 from foretell.trace import load, save
 from foretell.units import MIB
@@ -242,6 +244,13 @@ def test_batches_survive_a_trace_and_json(tmp_path: Path) -> None:
     assert estimate.batches is not None
     assert Estimate.from_json(estimate.to_json()).batches == estimate.batches
     assert json.loads(estimate.to_json())["batches"]["num"] == asdict(estimate.batches)["num"] == 2
+
+
+def test_the_page_has_the_rows_of_the_terminal(tmp_path: Path) -> None:
+    estimate = estimate_of(recorded(tmp_path, [(0, 3), (1, 9)], num_steps=2).end(0, MIB, (512, MIB)).trace())
+    rows = [(title.capitalize(), words) for title, words in batch_rows(estimate)]
+    assert [title for title, _ in rows] == ["Batches", "Worst batch", "", ""]
+    assert html._estimate(estimate)["batches"] == rows
 
 
 def test_the_caveat_needs_different_shapes_and_an_early_end(tmp_path: Path) -> None:

@@ -107,6 +107,11 @@ def a_capture(folder: Path) -> CaptureFolder:
     capture.journal("unknown_read", 5, bytes=4, where="t.py:9", what="aten::item", count=2)
     capture.journal("oom", 6, step=1, phase="backward", requested_bytes=7, message="CUDA out of memory.", where="t:3")
     capture.journal("keeper", 7, name="losses", what="a list of tensors that grows", where="t.py:4")
+    capture.journal("pass", number=0, length=9, num_samples=9, batch_size=1, sampler="Sampler", num_workers=0)
+    for number in range(2):
+        about = {"loader": 0, "index": number, "step": number, "shape": number, "num_elements": 4, "samples": [3]}
+        capture.journal("batch", 8, **about, num_samples=1, tensors=[["x", "int64", [2, number]]])
+    capture.journal("phase", 9, phase="backward", step=0)
     capture.journal("caveat", text="a caveat").journal("not_sent", what="wandb").journal("redirected_write", path="/x")
     capture.journal("ended_early", how="loader", step=2, what="training loop").journal("phase", phase="forward", step=0)
     settings = "max_split_size_mb:32,roundup_power2_divisions:[1:2,>:4]"

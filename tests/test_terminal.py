@@ -32,6 +32,12 @@ def hostile(folder: Path) -> Trace:
     capture = training_run(folder)
     capture.journal("caveat", text=HOSTILE).journal("not_sent", what=HOSTILE)
     capture.journal("ended_early", how="loader", step=2, what=HOSTILE)
+    about = {"length": 9, "num_samples": 9, "batch_size": 1, "sampler": HOSTILE, "num_workers": 0}
+    capture.journal("pass", number=0, **about)
+    for number in range(2):
+        tensors = [[HOSTILE, HOSTILE, [1, number]]]
+        capture.journal("batch", loader=0, index=number, step=number, shape=number, num_elements=1, tensors=tensors)
+    capture.journal("phase", phase="backward", step=1)
     capture.owners([HOSTILE, "forward"], marks=[(0, 0, 1, 0, 0, 0)], labels=[(0, 2, SEGMENT, 0, 0)])
     trace = capture.trace()
     return replace(

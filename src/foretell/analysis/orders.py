@@ -166,15 +166,16 @@ def _cut(trace: Trace) -> list[_Step]:
     handed: list[list[_Life]] = [[] for _ in parts]
     swept: set[_Life] = set()
     for life in (life for part in parts for does, life, _, _ in part if does == _ALLOCATE and life is not None):
-        if life.freed_in is None or life.freed_in == life.step:
+        later = {step for step in (life.requested_in, life.freed_in) if step not in (None, life.step)}
+        if not later:
             continue
-        if life.freed_in == life.step + 1:
+        if later == {life.step + 1}:
             handed[life.step].append(life)
         elif life.step and life.bytes <= _NEGLIGIBLE_BYTES and life.requested_in == life.freed_in:
             handed[life.step].append(life)
             swept.add(life)
-        elif life.freed_in < len(parts) - 1:
-            fixed |= {life.step, life.freed_in}
+        elif min(later) < len(parts) - 1:
+            fixed |= {life.step, *later}
     left = [tuple((life.stack, life in swept) for life in each) for each in handed]
     usual = Counter(left[1:-1]).most_common(1)[0][0] if len(left) > 2 else ()
     fixed |= {number for number in range(1, len(parts)) if not left[number - 1] == left[number] == usual}

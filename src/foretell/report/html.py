@@ -17,6 +17,7 @@ from typing import Any
 
 from foretell import __version__
 from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Estimate, Segment
+from foretell.report.batches import batch_rows, order_words
 from foretell.report.headline import label_of
 from foretell.report.steps import peak_words, step_lines
 from foretell.rules.capacity import capacity_of
@@ -74,6 +75,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         "steps": f"{len(estimate.steps)} run{peak_words(estimate)}",
         "peaks": [{"place": line.place, "sizes": line.sizes, "is_peak": line.is_peak} for line in step_lines(estimate)],
         "oom": asdict(estimate.oom) if estimate.oom else None,
+        "batches": _batches(estimate),
         "ended_early": estimate.ended_early,
         "device_bytes": estimate.device_bytes,
         "together": asdict(estimate.together) if estimate.together else None,
@@ -85,6 +87,11 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         "advice": [asdict(each) for each in estimate.advice or ()],
         "leaks": [asdict(leak) for leak in estimate.leaks],
     }
+
+
+def _batches(estimate: Estimate) -> list[tuple[str, str]]:
+    orders = [("orders", order_words(estimate.orders))] if estimate.orders is not None else []
+    return [(title.capitalize(), words) for title, words in [*batch_rows(estimate), *orders]]
 
 
 def _capacity(estimate: Estimate) -> dict[str, int]:

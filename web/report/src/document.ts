@@ -33,6 +33,8 @@ export interface Estimate {
     /** Each process fits on its own, but together they need more than the card has. */
     is_together: boolean;
   } | null;
+  /** Title and text of each row about the batches. */
+  batches: [string, string][];
   ended_early: string[];
   /** All processes together. */
   device_bytes: number;

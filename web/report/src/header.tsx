@@ -111,6 +111,7 @@ export function Header({ document }: { document: Document }) {
           )}
           <dt>Steps</dt>
           <dd>{estimate.steps}</dd>
+          {estimate.batches.map(([title, text]) => <><dt>{title}</dt><dd>{text}</dd></>)}
           {estimate.ended_early.map((what) => <><dt>Ended early</dt><dd>{what}</dd></>)}
         </dl>
       </details>
