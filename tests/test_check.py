@@ -370,3 +370,19 @@ def test_hostile_strings_are_inert_when_rendered(is_compared: bool) -> None:
     }  # fmt: skip
     rows = re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)
     assert {len(re.findall("<t[dh]", row)) for row in rows} == ({5} if is_compared else {4, 5})
+
+
+def test_modules_are_compared_where_a_baseline_lists_only_its_largest_blocks() -> None:
+    """Of blocks of 12 MiB that are not listed, those of 20 MiB after the change would be missing."""
+    after = estimate_for(transformer())
+    before = summary_of_run("main.json", after)
+    assert before.modules is not None
+    assert before.blocks is not None
+    grown = "LlamaForCausalLM.model.layers.0.mlp.down_proj"
+    before.modules[grown] -= 40 * MIB
+    cut = replace(before, blocks=before.blocks[:50], blocks_floor_bytes=before.blocks[49].bytes)
+    shown = judge(after, Gate(baseline=cut)).to_markdown()
+    (row,) = re.findall(r"^\| \+.*$", shown, re.MULTILINE)
+    assert row.startswith("| +40.0 MiB | ")
+    assert row.endswith(f"`{grown}` | `train.py:64` |")
+    assert "a trace as baseline shows small changes as well" in shown

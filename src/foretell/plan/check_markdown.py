@@ -7,7 +7,8 @@ import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 
-from foretell.diff.compare import BlockChange, Change, Difference, percent, sentence, signed, without_folder
+from foretell.diff import Held
+from foretell.diff.compare import BlockChange, Change, Difference, folded, percent, sentence, signed, without_folder
 from foretell.errors import ForetellError
 from foretell.plan.check import MEASURES, Check, Rule, headline, size_of
 from foretell.records import Estimate
@@ -30,8 +31,9 @@ def render(check: Check) -> str:
         [code(shlex.join(without_folder(estimate.command)), most=200)],
         [f"- {'✅' if rule.is_kept else '❌'} {prose(str(rule))}" for rule in check.rules],
         table(["", ">before", ">now", ">growth", ">limit"], [_sizes(check, measure) for measure in MEASURES]),
+        _ran_out(estimate),
         _held(estimate) if difference is None else _grown(difference),
-        _caveats([*check.caveats, *(difference.notes if difference else ()), *estimate.caveats]),
+        _caveats([*check.caveats, *(difference.notes if difference and not estimate.oom else ()), *estimate.caveats]),
         [f"<sub>{_about(check)}</sub>"],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
@@ -69,7 +71,19 @@ def _most_bytes(rule: Rule, before: int | None) -> int:
     return rule.allowed_bytes + (before or 0 if rule.kind == "growth" else 0)
 
 
-# --- what holds the memory, or grew -----------------------------------------------------------------------------------
+# --- where it ran out, what holds the memory, what grew ---------------------------------------------------------------
+
+
+def _ran_out(estimate: Estimate) -> list[str]:
+    oom, need = estimate.oom, estimate.need
+    if oom is None:
+        return []
+    where = f", at {code(short_place(oom.where), most=60)}" if oom.where else ""
+    message, _, _ = oom.message.partition(" If reserved")  # PyTorch's advice follows
+    lines = [f"It ran out of memory in step {oom.step}, {oom.phase}{where}: {prose(message)}"]
+    if need is not None and need.smallest_gpus:
+        lines += ["", f"The smallest GPUs that it fits on: {prose(', '.join(need.smallest_gpus))}."]
+    return lines
 
 
 def _held(estimate: Estimate) -> list[str]:
@@ -85,17 +99,22 @@ def _held(estimate: Estimate) -> list[str]:
 
 
 def _grown(difference: Difference) -> list[str]:
-    lines = [prose(sentence(difference)[:1].upper() + sentence(difference)[1:]) + "."]
+    is_oom = difference.after.verdict == "oom"
+    words = sentence(difference)
+    lines = [] if is_oom else [f"{prose(words[:1].upper() + words[1:])}."]
     least = _LEAST_SHARE * difference.peak("allocated_bytes").after_bytes
-    found = [change for change in _by_place(difference.blocks or ()) if abs(change.bytes) >= least]
+    # JSON lists only the largest blocks. Of its modules, which are sums, far less is missing.
+    is_whole = not (difference.before.blocks_floor_bytes or difference.after.blocks_floor_bytes)
+    changes = _by_place(difference.blocks or ()) if is_whole else _by_module(difference)
+    found = [change for change in changes if abs(change.bytes) >= least]
     if not found:
         return lines
     rows = [
         [signed(each.bytes), percent(each), _what(each.category, each.after_count), *_place(each.name, each.where)]
         for each in found[:_ROWS]
     ]
-    if difference.after.verdict == "oom":
-        lines += ["", "What was held when it ran out, compared with the peak of the baseline:"]
+    if is_oom:
+        lines = ["What was held then, compared with the peak of the baseline:"]
     return [*lines, "", *table([">change", ">", "what", "module", "line"], rows), *_more(found)]
 
 
@@ -120,6 +139,32 @@ def _by_place(changes: Sequence[BlockChange]) -> list[BlockChange]:
         for (category, name, where), group in groups.items()
     ]
     return sorted(found, key=lambda change: -abs(change.bytes))
+
+
+def _by_module(difference: Difference) -> list[BlockChange]:
+    """Modules, each with the line of the largest block it holds after the change."""
+    groups: dict[str, list[Held]] = defaultdict(list)
+    for block in difference.after.blocks or ():
+        groups[layers_as_one(block.module or OUTSIDE)].append(block)
+    found = []
+    for change in folded(difference.modules or ()):
+        held = groups.get(layers_as_one(change.name), [])
+        largest = max(held, key=lambda block: block.bytes, default=None)
+        found.append(
+            BlockChange(
+                name=change.name,
+                category="",
+                where=largest.where if largest else None,
+                before_bytes=change.before_bytes,
+                after_bytes=change.after_bytes,
+                before_count=1,
+                after_count=1,
+                operator=None,
+                tensor=None,
+                phase="",
+            )
+        )
+    return found
 
 
 def _what(category: str, count: int) -> str:

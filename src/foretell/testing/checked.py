@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
@@ -201,37 +204,27 @@ def estimate_or_skip(
         return api.estimate(job, gpu=gpu, **options)
 
 
-class _by_value:
+@contextlib.contextmanager
+def _by_value(module: ModuleType | None) -> Iterator[None]:
     """Pickles the functions of a module that cannot be imported by its name (`--import-mode=importlib`) by value."""
+    import cloudpickle
 
-    def __init__(self, module: Any) -> None:
-        spec = None if module is None else _found(module.__name__)
-        is_importable = spec is not None and spec.origin == getattr(module, "__file__", None)
-        self._module = None if module is None or is_importable else module
-
-    def __enter__(self) -> None:
-        import cloudpickle
-
-        if self._module is not None:
-            cloudpickle.register_pickle_by_value(self._module)
-
-    def __exit__(self, *_: object) -> None:
-        import cloudpickle
-
-        if self._module is not None:
-            cloudpickle.unregister_pickle_by_value(self._module)
+    if module is None or _origin(module.__name__) == getattr(module, "__file__", None):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
-def _found(name: str) -> Any:
-    """As Python would find it in another process: not among the modules of this one."""
-    from importlib.machinery import PathFinder
-
-    path: Any = None
+def _origin(name: str) -> str | None:
+    """The file of a module as another process finds it: not among the modules of this one."""
     spec = None
-    for end in range(1, name.count(".") + 2):
-        part = ".".join(name.split(".")[:end])
-        spec = PathFinder.find_spec(part, path)
+    for part in name.split("."):
+        path = None if spec is None else spec.submodule_search_locations
+        spec = PathFinder.find_spec(part if spec is None else f"{spec.name}.{part}", path)
         if spec is None:
             return None
-        path = spec.submodule_search_locations
-    return spec
+    return None if spec is None else spec.origin
