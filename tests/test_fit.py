@@ -52,7 +52,11 @@ def outcome(gpu: Gpu, *, reserved: int, allocated: int | None = None, queries: S
 
 
 def find(
-    monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, cards: Iterable[str] | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    behaviour: Behaviour,
+    cards: Iterable[str] | None = None,
+    *,
+    is_exact: bool = False,
 ) -> tuple[Fit, list[Gpu]]:
     """The result, and the cards of the runs in their order."""
     ran: list[Gpu] = []
@@ -68,7 +72,7 @@ def find(
             return [behaviour(job.gpu) for job in jobs]
 
     monkeypatch.setattr(module, "Variants", Variants)
-    return fit_job(JOB, select(cards)), ran
+    return fit_job(JOB, select(cards), is_exact=is_exact), ran
 
 
 def verdicts(fit: Fit) -> dict[str, str]:
@@ -189,6 +193,13 @@ def test_a_script_that_survives_running_out_of_memory_runs_on_every_card(monkeyp
     assert "differently" in found.notes[0]
 
 
+def test_exact_runs_on_every_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["rtx-2060", "rtx-3060", "rtx-3080", "rtx-3090"]
+    found, ran = find(monkeypatch, lambda gpu: outcome(gpu, reserved=10 * GIB), names, is_exact=True)
+    assert {gpus.find(name) for name in names} <= set(ran)
+    assert all(card.is_run and card.device_bytes == 10 * GIB + card.gpu.context_bytes for card in found.cards)
+
+
 def test_what_fails_on_one_kind_of_card_is_said_of_its_cards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def behaviour(gpu: Gpu) -> Outcome:
         if gpu.compute_capability < (8, 0):
@@ -240,6 +251,7 @@ def test_the_table_fits_into_80_columns_and_a_reason_stands_once(monkeypatch: py
         " a100-pcie-80gb:3g.40gb    39.25     9.29    27.96        3   fits"
     ]
     assert text.count("KeyError") == 1
+    assert "last line" not in text
     assert "…" not in text
 
 

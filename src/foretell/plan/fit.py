@@ -17,6 +17,7 @@ If the script asks for the memory or the name of the card, or if step 3 finds a 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -40,6 +41,7 @@ CardVerdict = Literal["fits", "tight", "oom", "cannot_run", "unknown"]
 script fails on it; unknown: foretell cannot estimate the job there."""
 _LARGE_BYTES = TIB
 _TIMES_THE_CARD = 8
+_PAUSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +181,8 @@ def fit(
     card. A script that fails on every card raises `ScriptError`.
     """
     cards = select(gpus, min_memory=min_memory, max_memory=max_memory, gpu_class=gpu_class, mig=mig)
-    made = api.make_job(job, gpu=cards[0], args=args, kwargs=kwargs, cwd=cwd, **options)
+    largest = max(cards, key=lambda gpu: gpu.total_bytes)
+    made = api.make_job(job, gpu=largest, args=args, kwargs=kwargs, cwd=cwd, **options)
     return fit_job(made, cards, is_exact=exact, workers=workers)
 
 
@@ -194,8 +197,22 @@ def fit_job(
     """`job.gpu` does not matter. With `is_exact` the job runs on every card."""
     assert cards
     ordered = sorted(cards, key=lambda gpu: gpu.total_bytes)
-    with Variants(job, workers=workers, say=say) as variants:
+    with Variants(job, workers=workers, say=say, on_outcome=_progress(say)) as variants:
         return _Search(job, ordered, variants, say).find(is_exact=is_exact)
+
+
+def _progress(say: Callable[[str], None]) -> Callable[[Job, Outcome], None]:
+    """A line every ten seconds."""
+    num_runs, last_said = 0, time.monotonic()
+
+    def on_outcome(job: Job, outcome: Outcome) -> None:
+        nonlocal num_runs, last_said
+        num_runs += 1
+        if time.monotonic() - last_said >= _PAUSE_SECONDS:
+            last_said = time.monotonic()
+            say(f"{num_runs} runs done, the last one on {job.gpu.name}")
+
+    return on_outcome
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -219,8 +236,9 @@ class _Search:
     def find(self, *, is_exact: bool) -> Fit:
         self._run_kinds([self._first_card()])
         runnable = [gpu for gpu in self._cards if not self._lacks_kernels(gpu)]
+        self._run_ends_of_kinds(runnable)
         if is_exact:
-            self._run_cards(runnable, "the job runs on every card")
+            self._run_cards(runnable, "each, because of --exact")
         else:
             self._explore(runnable)
         self._refuse_what_works_nowhere()
@@ -232,7 +250,7 @@ class _Search:
         return replace(fit, estimate=self._estimate_of(fit.smallest))
 
     def _explore(self, cards: Sequence[Gpu]) -> None:
-        self._run_ends_of_kinds(cards)
+        """Run it on as few of the cards as tell about all."""
         queries = sorted({query for _, outcome in self._of_kind.values() for query in outcome.card_queries})
         if queries:
             self._run_cards(cards, f"the script asks for {queries[0]}, so it runs on every card")

@@ -93,7 +93,6 @@ def _others(fit: Fit) -> list[Text]:
     lines = []
     for (verdict, reason), of_cards in names.items():
         word, style = _WORDS[verdict]
-        first, *rest = reason.splitlines() or [""]
-        lines.append(Text.assemble((word, style), f" on {', '.join(of_cards)}: {first}"))
-        lines += [Text(line, style="bright_black") for line in rest]
+        first_line = reason.partition("\n")[0]  # what follows is the end of the script's output
+        lines.append(Text.assemble((word, style), f" on {', '.join(of_cards)}: {first_line}"))
     return lines
