@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+import foretell
 from capture_folder import training_run
 from conftest import ROOT
 from emit_examples import COMMAND, EXAMPLE, example, settings_of
@@ -260,6 +261,10 @@ def test_an_incomplete_estimate_is_refused(kind: Any) -> None:
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_function_of_the_package() -> None:
+    assert foretell.emit("slurm", EXAMPLE) == emit("slurm", EXAMPLE)
 
 
 def test_the_option_has_the_tools_there_are() -> None:

@@ -69,7 +69,7 @@ def batch_of(decision: Decision) -> Batch:
 def _about(decision: Decision, batch: Batch) -> list[str]:
     most, wanted = decision.batch_size, decision.effective_batch
     assert most is not None
-    lines = [f"The largest batch that fits is {most}."]
+    lines = [f"{most} is the largest batch that was found to fit."]
     if wanted is None:
         lines.append("--effective-batch N adds the accumulation that makes it N samples per optimizer step.")
     else:
