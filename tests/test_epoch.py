@@ -246,6 +246,38 @@ def test_batches_survive_a_trace_and_json(tmp_path: Path) -> None:
     assert json.loads(estimate.to_json())["batches"]["num"] == asdict(estimate.batches)["num"] == 2
 
 
+@pytest.mark.parametrize(
+    ("samples", "sizes", "possible", "is_trained", "num_caveats"),
+    [
+        ([2, 0, 1], [(3, 4), (9, 8), (5, 6)], [9, 8], True, 0),
+        ([2, 0, 1], [(3, 4), (9, 2), (5, 8)], [9, 8], False, 1),  # never together in this epoch
+        ([0, 1, 2], [(3, 4), (9, 2), (5, 8)], None, False, 0),  # not shuffled
+        ([2, 0, 2], [(3, 4), (9, 2), (5, 8)], None, False, 0),  # sample 1 is missing
+    ],
+)
+def test_what_no_shuffle_exceeds(
+    tmp_path: Path, samples: list[int], sizes: list[tuple[int, int]], possible: list[int] | None, is_trained: bool,
+    num_caveats: int,
+) -> None:  # fmt: skip
+    folder = CaptureFolder(tmp_path).torch()
+    about = {"num_samples": 3, "batch_size": 1, "sampler": "RandomSampler", "num_workers": 0}
+    folder.journal("pass", number=0, length=3, **about)
+    for index, (sample, (source, target)) in enumerate(zip(samples, sizes, strict=True)):
+        tensors = [["source", "int64", [1, source]], ["target", "int64", [1, target]]]
+        folder.journal(
+            "batch", loader=0, index=index, step=index, shape=index, num_elements=source + target, samples=[sample],
+            num_samples=1, tensors=tensors,
+        )  # fmt: skip
+        folder.journal("phase", phase="backward", step=index).step(index, 10 + index, 0, MIB, (512, MIB))
+    estimate = estimate_of(folder.end(0, MIB, (512, MIB)).trace())
+    assert estimate.batches is not None
+    assert [tensor.shape[1] for tensor in estimate.batches.largest_possible] == (possible or [])
+    assert estimate.batches.is_largest_trained == is_trained
+    caveats = [caveat for caveat in estimate.caveats if caveat.startswith("another shuffle")]
+    assert len(caveats) == num_caveats
+    assert all("up to 17 elements instead of 13" in caveat for caveat in caveats)
+
+
 def test_the_page_has_the_rows_of_the_terminal(tmp_path: Path) -> None:
     estimate = estimate_of(recorded(tmp_path, [(0, 3), (1, 9)], num_steps=2).end(0, MIB, (512, MIB)).trace())
     rows = [(title.capitalize(), words) for title, words in batch_rows(estimate)]

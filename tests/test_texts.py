@@ -231,6 +231,7 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
     )  # fmt: skip
     yield "epoch", replace(fits, batches=epoch, orders=orders), WIDTH
     looked_at = replace(epoch, num=12, num_looked_at=1000, worst=replace(worst, step=3))
+    looked_at = replace(looked_at, largest_possible=longest, is_largest_trained=True)
     yield "epoch-data-only", replace(fits, batches=looked_at, orders=replace(orders, num_oom=0)), WIDTH
     last = replace(worst, step=1, samples=(), peak_allocated_bytes=None)
     yield "epoch-out-of-memory", replace(ran_out, batches=replace(epoch, num=3000, num_epochs=3, worst=last)), WIDTH

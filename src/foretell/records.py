@@ -196,6 +196,11 @@ class Batches:
     """The batch of the step with the highest allocated peak, or of the one that ran out of memory."""
     shapes: tuple[BatchShape, ...] = ()
     """The largest, by their number of elements."""
+    largest_possible: tuple[TensorShape, ...] = ()
+    """If the samples are shuffled, and an epoch with all of them is known: no batch of any shuffle is larger than this,
+    if batches are padded to their longest sample. Each dimension is the largest of any batch. Otherwise empty."""
+    is_largest_trained: bool = False
+    """A batch of the shape `largest_possible` was trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

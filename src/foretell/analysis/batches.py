@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median_low, mode
 
-from foretell.records import Batch, Batches, BatchShape, OutOfMemory, OutsidePeak, StepPeak
+from foretell.records import Batch, Batches, BatchShape, OutOfMemory, OutsidePeak, StepPeak, TensorShape
 from foretell.trace import BatchMark, Trace
 
 _MOST_SHAPES = 20
@@ -28,6 +29,7 @@ def batches_of(
             peaks[len(trace.steps)] = each.peak_allocated_bytes
     largest = {step: max(batches, key=lambda batch: batch.num_elements) for step, batches in by_step.items()}
     own = [peaks[step] for step in largest if step in peaks]
+    possible = largest_possible(trace)
     return Batches(
         num=sum(batch.is_trained for batch in seen),
         num_in_epoch=(trace.loaders or ())[seen[0].loader].length,
@@ -37,6 +39,8 @@ def batches_of(
         median_peak_allocated_bytes=median_low(own) if own else None,
         worst=_worst(trace, largest, peaks, oom),
         shapes=_shapes(trace, seen, largest, peaks),
+        largest_possible=possible,
+        is_largest_trained=bool(possible) and is_trained(trace, possible),
     )
 
 
@@ -44,6 +48,39 @@ def training_batches(trace: Trace) -> list[BatchMark]:
     """The batches of all passes that were followed by backward passes."""
     is_training = [loader.is_training for loader in trace.loaders or ()]
     return [batch for batch in trace.batches if is_training[batch.loader]]
+
+
+def largest_possible(trace: Trace) -> tuple[TensorShape, ...]:
+    """What no batch of any shuffle exceeds, if batches are padded to their longest sample; empty if that is not known,
+    or the samples are not shuffled.
+
+    In an epoch with all samples, each sample is in a batch that is padded to at least its size.
+    """
+    whole = [number for number, loader in enumerate(trace.loaders or ()) if loader.is_training]
+    for number in whole:
+        first = {batch.index: batch for batch in trace.batches if batch.loader == number}
+        batches = [first[index] for index in sorted(first)]
+        drawn = [sample for batch in batches for sample in batch.samples]
+        if len(set(drawn)) == (trace.loaders or ())[number].num_samples and drawn != sorted(drawn):
+            return _bound([trace.batch_shapes[batch.shape] for batch in batches])
+    return ()
+
+
+def is_trained(trace: Trace, tensors: tuple[TensorShape, ...]) -> bool:
+    """Whether a batch of these shapes was."""
+    wanted = [tensor.shape for tensor in tensors]
+    shapes = {batch.shape for batch in training_batches(trace) if batch.is_trained}
+    return any([tensor.shape for tensor in trace.batch_shapes[shape]] == wanted for shape in shapes)
+
+
+def _bound(batches: Sequence[tuple[TensorShape, ...]]) -> tuple[TensorShape, ...]:
+    """The largest size of each dimension; empty if the batches do not have the same tensors."""
+    if len({tuple((tensor.name, len(tensor.shape)) for tensor in tensors) for tensors in batches}) != 1:
+        return ()
+    return tuple(
+        replace(same[0], shape=tuple(map(max, zip(*(tensor.shape for tensor in same), strict=True))))
+        for same in zip(*batches, strict=True)
+    )
 
 
 def _num_looked_at(batches: Sequence[BatchMark]) -> int:

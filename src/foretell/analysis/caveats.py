@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 
-from foretell.analysis.batches import training_batches
+from foretell.analysis.batches import is_trained, largest_possible, training_batches
 from foretell.analysis.ending import crashed_after_its_end, signal_name
 from foretell.protocol.native_log import ENTRIES
 from foretell.records import OutOfMemory, PeakMemory, Together
@@ -210,6 +211,20 @@ def batches_differ(known: Known) -> Iterator[str]:
     )
 
 
+def larger_batches(known: Known) -> Iterator[str]:
+    """In another shuffle: its largest sizes in different dimensions may meet in one batch."""
+    possible = largest_possible(known.trace)
+    if not possible or is_trained(known.trace, possible):
+        return
+    most = max(batch.num_elements for batch in training_batches(known.trace) if batch.is_trained)
+    bound = sum(prod(tensor.shape) for tensor in possible)
+    if bound > most:
+        yield (
+            f"another shuffle may make a larger batch than those trained on: with up to {bound:,} elements instead of "
+            f"{most:,}, if batches are padded to their longest sample"
+        )
+
+
 def no_step(known: Known) -> Iterator[str]:
     if not known.trace.steps and known.oom is None:
         yield "no optimizer step was seen; this is the peak of the whole run"
@@ -247,6 +262,7 @@ REASONS: tuple[Callable[[Known], Iterator[str]], ...] = (
     sparse_entries,
     profiler,
     batches_differ,
+    larger_batches,
     no_step,
     crash_at_the_end,
     no_last_word,
