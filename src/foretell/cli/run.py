@@ -85,6 +85,8 @@ def execute(options: argparse.Namespace) -> int:
     check_emit(options)
     if options.keep_writes:
         _make_folder(options.keep_writes)
+    if options.orders is not None and options.steps == "worst":
+        raise UsageError("--orders needs all batches in the recorded run: use --steps all instead of --data-only.")
     job = job_of(options)
     if options.gpu is None and not (options.profile or options.quiet):
         say(f"no --gpu given; assuming {job.gpu.name}")

@@ -145,6 +145,6 @@ def _outcome(estimate: Estimate, found: WhatIf) -> str:
         lines.append(f"  the cache had to be emptied {times}, which costs time")
     if estimate.orders is not None:
         lines.append(f"  {order_words(estimate.orders)}")
-        moved, num_steps = estimate.orders.num_steps_moved, estimate.orders.num_steps
-        lines.append(f"  {moved:,} of {num_steps:,} steps are moved, the others stay in their places")
+        num_left = estimate.orders.num_steps - estimate.orders.num_steps_moved
+        lines.append(f"  {num_left:,} of {estimate.orders.num_steps:,} steps stay in their places")
     return "\n".join(lines)

@@ -31,10 +31,11 @@ def batch_rows(estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def order_words(orders: Orders) -> str:
-    """`2 of 200 random orders run out of memory (0.1 to 3.6 %); the others reserve 7.10 GiB to 7.64 GiB`."""
+    """`2 of 200 random orders of 996 steps run out of memory (0.1 to 3.6 %); the others reserve ...`."""
     low, high = (f"{100 * share:.1f}" for share in (orders.oom_low, orders.oom_high))
     count = "none" if orders.num_oom == 0 else f"{orders.num_oom:,}"
-    text = f"{count} of {orders.num:,} random orders run out of memory ({low} to {high} %)"
+    steps = f"{orders.num_steps_moved:,} steps"
+    text = f"{count} of {orders.num:,} random orders of {steps} run out of memory ({low} to {high} %)"
     if orders.least_reserved_bytes is None or orders.most_reserved_bytes is None:
         return text
     least, most = format_bytes(orders.least_reserved_bytes), format_bytes(orders.most_reserved_bytes)
