@@ -8,10 +8,12 @@ import importlib.util
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conftest import FEATURES, ForetellRun, RunForetell, lines_of
+from conftest import FEATURES, ForetellRun, RunForetell, lines_of, with_its_own_peaks
+from warm_runs import WarmRuns
 
 MIB = 1 << 20
 
@@ -39,12 +41,22 @@ def has_caveat(run: ForetellRun, text: str) -> bool:
     return any(text in caveat for caveat in run.result["caveats"])
 
 
+@pytest.fixture
+def run_warm(warm_runs: WarmRuns, tmp_path: Path) -> RunForetell:
+    """As `run_feature`, which starts a process for one script of each package: it has the hooks before the package."""
+
+    def run(name: str, **options: Any) -> ForetellRun:
+        return with_its_own_peaks(warm_runs.run(FEATURES / f"{name}.py", cwd=tmp_path, **options))
+
+    return run
+
+
 # --- bitsandbytes -----------------------------------------------------------------------------------------------------
 
 
 @needs("bitsandbytes")
-def test_8_bit_optimizers_keep_a_byte_a_value_and_paged_ones_keep_it_off_the_card(run_feature) -> None:
-    run = run_feature("bitsandbytes_optimizers")
+def test_8_bit_optimizers_keep_a_byte_a_value_and_paged_ones_keep_it_off_the_card(run_warm) -> None:
+    run = run_warm("bitsandbytes_optimizers")
     for name, bytes_per_parameter in {"AdamW": 8, "Adam8bit": 2, "PagedAdamW8bit": 0, "Lion8bit": 1}.items():
         num_parameters, state_bytes = numbers_of(run, f"{name} ")
         assert state_bytes / num_parameters == pytest.approx(bytes_per_parameter, abs=0.05), name
@@ -52,8 +64,8 @@ def test_8_bit_optimizers_keep_a_byte_a_value_and_paged_ones_keep_it_off_the_car
 
 
 @needs("bitsandbytes")
-def test_quantised_layers_take_a_byte_or_half_a_byte_a_weight(run_feature) -> None:
-    run = run_feature("bitsandbytes_layers")
+def test_quantised_layers_take_a_byte_or_half_a_byte_a_weight(run_warm) -> None:
+    run = run_warm("bitsandbytes_layers")
     for name, bytes_per_weight in {"Linear8bitLt": 1, "Linear4bit plain": 0.5625, "Linear4bit double": 0.517}.items():
         num_weights, weight_bytes = numbers_of(run, f"{name} ")
         assert weight_bytes / num_weights == pytest.approx(bytes_per_weight, abs=0.02), name
@@ -71,15 +83,15 @@ def test_qlora_holds_the_base_in_4_bits_and_trains_the_adapters_alone(run_featur
 
 
 @needs("bitsandbytes", "transformers")
-def test_trainer_takes_the_8_bit_optimizer_and_checkpointing(run_feature) -> None:
-    run = run_feature("trainer_options")
+def test_trainer_takes_the_8_bit_optimizer_and_checkpointing(run_warm) -> None:
+    run = run_warm("trainer_options")
     num_weights, state_bytes = numbers_of(run, "state ")
     assert state_bytes / num_weights == pytest.approx(2, abs=0.1)
 
 
 @needs("bitsandbytes")
-def test_what_an_extension_writes_is_no_longer_known_and_the_rest_is(run_feature) -> None:
-    run = run_feature("extension_writes")
+def test_what_an_extension_writes_is_no_longer_known_and_the_rest_is(run_warm) -> None:
+    run = run_warm("extension_writes")
     assert lines_of(run, "before") == ["0.0"]
     assert lines_of(run, "untouched") == ["64.0"]
     assert lines_of(run, "filled") == ["1.0"], "a stand-in, not the zero that was there before"
@@ -91,8 +103,8 @@ def test_what_an_extension_writes_is_no_longer_known_and_the_rest_is(run_feature
 
 
 @needs("triton")
-def test_what_a_triton_kernel_writes_is_no_longer_known_and_what_it_reads_is(run_feature, tmp_path: Path) -> None:
-    run = run_feature("triton_kernel", environment={"TRITON_CACHE_DIR": str(tmp_path / "triton")})
+def test_what_a_triton_kernel_writes_is_no_longer_known_and_what_it_reads_is(run_warm, tmp_path: Path) -> None:
+    run = run_warm("triton_kernel", environment={"TRITON_CACHE_DIR": str(tmp_path / "triton")})
     assert lines_of(run, "known before") == ["0 True"]
     assert lines_of(run, "only read") == ["True"]
     assert run.result["num_unknown_reads"] == 2
@@ -117,8 +129,8 @@ def test_xformers_attention_does_not_hold_the_scores(run_feature) -> None:
 
 @needs("transformers")
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
-def test_a_script_without_flash_attn_falls_back_as_it_does_anywhere(run_feature) -> None:
-    run = run_feature("flash_attention_missing")
+def test_a_script_without_flash_attn_falls_back_as_it_does_anywhere(run_warm) -> None:
+    run = run_warm("flash_attention_missing")
     assert lines_of(run, "import") == ["No module named 'flash_attn'"]
     assert lines_of(run, "attention") == ["sdpa"]
 
@@ -152,22 +164,22 @@ def test_deepspeed_without_a_cuda_toolkit_says_so_itself(run_foretell: RunForete
 
 @needs("torchvision")
 @pytest.mark.parametrize(("assume", "num_boxes"), [("low", 0), ("high", 96)])
-def test_detectors_train_and_find_as_many_boxes_as_assumed(run_feature, assume: str, num_boxes: int) -> None:
-    run = run_feature("detection", options=["--assume", assume])
+def test_detectors_train_and_find_as_many_boxes_as_assumed(run_warm, assume: str, num_boxes: int) -> None:
+    run = run_warm("detection", assume=assume)
     assert int(lines_of(run, "FasterRCNN")[0].split()[-1]) == num_boxes
     assert len(lines_of(run, "RetinaNet")) == 1
     assert has_caveat(run, f"decides a size, --assume {assume}")
 
 
 @needs("accelerate")
-def test_two_cards_in_one_process_are_told_apart(run_feature) -> None:
-    run = run_feature("two_cards", environment={"CUDA_VISIBLE_DEVICES": "0,1"})
+def test_two_cards_in_one_process_are_told_apart(run_warm) -> None:
+    run = run_warm("two_cards", environment={"CUDA_VISIBLE_DEVICES": "0,1"})
     assert lines_of(run, "devices") == ["[0, 0, 1, 1, 1, 1]"]
     assert numbers_of(run, "replicas ")[0] > 8 * MIB, "DataParallel copies the weights to the second card"
     assert has_caveat(run, "2 devices were used (reserved: cuda:0 ")
 
 
-def test_a_profiler_in_the_script_works_and_a_caveat_says_what_it_sees(run_feature) -> None:
-    run = run_feature("profiler")
+def test_a_profiler_in_the_script_works_and_a_caveat_says_what_it_sees(run_warm) -> None:
+    run = run_warm("profiler")
     assert numbers_of(run, "events ")[0] > 10
     assert has_caveat(run, "the script enabled a profiler")
