@@ -27,7 +27,7 @@ def t5():
 
 def generate(name, model, rows=3, **options):
     tokens = torch.randint(10, 2000, (rows, 12), device="cuda")
-    out = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=20, **options)
+    out = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, **options)
     print(name, tuple(out.shape))
 
 model = gpt2()
@@ -39,8 +39,8 @@ generate("assisted", model, rows=1, assistant_model=gpt2(), do_sample=False)
 generate("encoder", t5(), num_beams=2)
 """
 SHAPES = {
-    "greedy": (3, 32), "sampling": (3, 32), "beams": (3, 32), "static": (3, 32), "assisted": (1, 32),
-    "encoder": (3, 21),
+    "greedy": (3, 24), "sampling": (3, 24), "beams": (3, 24), "static": (3, 24), "assisted": (1, 24),
+    "encoder": (3, 13),
 }  # fmt: skip
 
 
