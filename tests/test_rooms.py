@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
     "evaluation": NOUNS | {"gpus", "runs", "report", "api"},
     "plan": NOUNS | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
-    "postmortem": NOUNS | {"gpus", "api", "advice", "plan"},
+    "postmortem": NOUNS | {"gpus", "runs", "api", "advice", "plan"},
     "testing": NOUNS | {"runs", "report", "api", "plan"},
     "evaluation.workloads": set(),
     "cli": EVERYTHING,

@@ -11,6 +11,7 @@ from foretell.errors import UsageError
 from foretell.jobs import Job
 from foretell.plan.knobs import LoaderBatch
 from foretell.protocol.journal import lines_of
+from foretell.runs import Warm
 
 OBSERVE = "dataloader-batch-size"
 """The word of `inside/change/loader_batches.py` that changes nothing."""
@@ -33,14 +34,16 @@ class Loader:
         return f"the DataLoader at {self.where or 'an unknown line'} ({size}{samples})"
 
 
-def observe(job: Job, *, say: Callable[[str], None] = lambda text: None) -> tuple[LoaderBatch, tuple[Loader, ...]]:
+def observe(
+    job: Job, *, say: Callable[[str], None] = lambda text: None, warm: Warm | None = None
+) -> tuple[LoaderBatch, tuple[Loader, ...]]:
     """The knob for the batch size, and the loaders it changes. The job runs once, on a card with much more memory: what
     it uses now may not fit."""
     say("running the script once to see which DataLoader feeds its training")
     options = replace(job.options, alternatives=(OBSERVE,), history=False, attribution=False, stdout="file")
     observed = replace(job, gpu=api.with_much_memory(job.gpu), options=options)
     with api.scratch() as folder:
-        run = api.run(observed, directory=folder)
+        run = api.run(observed, directory=folder, warm=warm)
         loaders = read_loaders(folder)
     if not loaders:
         assert run.estimate is not None  # or it raises the reason

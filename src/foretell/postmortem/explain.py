@@ -13,6 +13,7 @@ from foretell.postmortem.diagnosis import Diagnosis, Surroundings, diagnose, sur
 from foretell.postmortem.message import OomMessage, find_messages
 from foretell.postmortem.reenact import Reenactment, reenact
 from foretell.records import Gpu
+from foretell.runs import Warm
 from foretell.units import format_bytes
 
 _MOST_CARDS = 6
@@ -99,9 +100,11 @@ def read_oom(text: str, *, expected: Gpu | None = None, message: int = 1) -> Exp
     )
 
 
-def with_script(explanation: Explanation, job: Job, *, say: Callable[[str], None] = lambda text: None) -> Explanation:
-    """Also with what runs of the script show."""
-    found = reenact(explanation.message, explanation.balance, job, say=say)
+def with_script(
+    explanation: Explanation, job: Job, *, say: Callable[[str], None] = lambda text: None, warm: Warm | None = None
+) -> Explanation:
+    """Also with what runs of the script show; `warm` as of `reenact`."""
+    found = reenact(explanation.message, explanation.balance, job, say=say, warm=warm)
     return replace(explanation, reenactment=found)
 
 

@@ -7,6 +7,7 @@ was not tried.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from foretell.postmortem.balance import Balance
 from foretell.postmortem.diagnosis import Cause
 from foretell.postmortem.message import OomMessage
 from foretell.records import Advice, Estimate, Leak, OutOfMemory
+from foretell.runs import Warm
 from foretell.units import MIB, format_bytes
 
 _LEAST_SECONDS = 120.0
@@ -84,12 +86,24 @@ def reenact(
     job: Job,
     *,
     say: Callable[[str], None] = lambda text: None,
+    warm: Warm | None = None,
 ) -> Reenactment:
-    return _Reenacting(message, balance, job, say).result()
+    """All runs are forks of `warm`, if given. Otherwise the first is a process of its own, and the others are forks if
+    a fork reaches the same peak."""
+    with contextlib.ExitStack() as stack:
+        return _Reenacting(message, balance, job, say, warm, stack).result()
 
 
 class _Reenacting:
-    def __init__(self, message: OomMessage, balance: Balance | None, job: Job, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        message: OomMessage,
+        balance: Balance | None,
+        job: Job,
+        say: Callable[[str], None],
+        warm: Warm | None,
+        stack: contextlib.ExitStack,
+    ) -> None:
         self._message = message
         self._balance = balance
         self._job = job
@@ -97,9 +111,21 @@ class _Reenacting:
         self._tried: list[Tried] = []
         self._not_tried: list[str] = []
         say(f"running the script on {job.gpu.name}")
-        self._first = api.run(job)
+        self._first = api.run(job, warm=warm)
         self._estimate = self._first.estimate
+        self._warm = warm or self._new_warm(stack)
         self._alone = self._note(f"the script on {_card(job)}", self._estimate)
+
+    def _new_warm(self, stack: contextlib.ExitStack) -> Warm | None:
+        """A warm process, if a fork of it reaches the same peak as the first run."""
+        warm = stack.enter_context(Warm())
+        job = replace(self._job, options=replace(self._job.options, stdout="file", history=False, attribution=False))
+        try:
+            estimate = api.run(job, warm=warm).estimate
+        except ForetellError:
+            return None
+        first = self._estimate
+        return warm if (estimate.verdict, estimate.peak) == (first.verdict, first.peak) else None
 
     def result(self) -> Reenactment:
         found = self._job_itself() if self._estimate.oom is not None else self._surroundings() or self._later_steps()
@@ -271,7 +297,7 @@ class _Reenacting:
         """The setting, if it makes the job fit."""
         self._say(f"trying {change.title}")
         try:
-            with Trials(job) as trials:
+            with Trials(job, warm=self._warm) as trials:
                 trial = trials.run(job.gpu, words=change.words, variables=change.variables)
         except ForetellError as error:
             self._not_tried.append(f"{change.title}: {_first_line(error)}")
@@ -284,7 +310,7 @@ class _Reenacting:
     def _smaller_batch(self, job: Job, before: Tried) -> Setting | None:
         """Half the batch size of the DataLoader, or half of that, until it fits."""
         try:
-            knob, _ = observe(job)
+            knob, _ = observe(job, warm=self._warm)
         except ForetellError:
             knob = None
         whole = None if knob is None else knob.batch_size
@@ -336,7 +362,7 @@ class _Reenacting:
         self._say(f"trying {what}")
         options = replace(job.options, stdout="file")
         try:
-            estimate = api.run(replace(job, options=options)).estimate
+            estimate = api.run(replace(job, options=options), warm=self._warm).estimate
         except ForetellError as error:
             self._not_tried.append(f"{what}: {_first_line(error)}")
             tried = Tried(what=what, verdict="failed", reserved_bytes=None, detail=_first_line(error))
