@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import HAS_CUDA, ROOT, ZOO, ForetellRun, RunForetell
+from conftest import HAS_CUDA, ROOT, ZOO, CpuReference, ForetellRun, RunForetell
 from foretell.allocator import AllocatorSettings, CachingAllocator
 from foretell.engines.imported.layers import layers_of
 from foretell.trace import ACTIONS, load
@@ -65,9 +65,8 @@ def test_auto_takes_what_the_torch_has(run_foretell: RunForetell) -> None:
     assert run.result["engine"] == ("virtual" if HAS_CUDA else "cpu")
 
 
-def test_nothing_of_the_engine_waits_for_the_garbage_collector(run_foretell: RunForetell, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent("""
+def test_nothing_of_the_engine_waits_for_the_garbage_collector(cpu_run: RunForetell) -> None:
+    run = cpu_run("""
         import gc
         gc.disable()
         import torch
@@ -80,9 +79,7 @@ def test_nothing_of_the_engine_waits_for_the_garbage_collector(run_foretell: Run
             del optimizer
         train()
         print("LEFT", torch.cuda.memory_allocated())
-        """)
-    )
-    run = run_foretell(tmp_path / "script.py", options=["--engine", "cpu"])
+    """)
     assert run.code == 0, run.tail()
     assert printed(run, "LEFT") == ["0"]
 
@@ -95,10 +92,12 @@ def test_a_torch_without_cuda_is_refused_by_the_virtual_gpu(run_foretell: RunFor
     assert "--engine cpu" in run.stderr
 
 
-def test_execute_computes_what_the_cpu_computes(cpu_run: RunForetell, tmp_path: Path) -> None:
+def test_execute_computes_what_the_cpu_computes(
+    cpu_run: RunForetell, cpu_reference: CpuReference, tmp_path: Path
+) -> None:
     (tmp_path / "plain.py").write_text(TRAIN.format(device="cpu"))
-    plain = subprocess.run([sys.executable, tmp_path / "plain.py"], capture_output=True, text=True, check=True)
-    expected = [line for line in plain.stdout.splitlines() if line.startswith("LOSS")]
+    plain = cpu_reference.run(str(tmp_path / "plain.py"))
+    expected = [line for line in plain.splitlines() if line.startswith("LOSS")]
     run = cpu_run(TRAIN.format(device="cuda"), execute=True, skip_init=False)
     assert run.code == 0, run.tail()
     assert [f"LOSS {loss}" for loss in printed(run, "LOSS")] == expected

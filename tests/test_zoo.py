@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from benchmarks.engines import ALLOCATED_LIMIT, RESERVED_LIMIT, compare
 
-from conftest import HAS_CUDA, ZOO, CpuReference, ForetellRun, RunForetell, the_record
+from conftest import HAS_CUDA, ZOO, CpuReference, ForetellRun, the_record
 from foretell.allocator import CachingAllocator, Device
 from foretell.allocator.play import play_again
 from foretell.trace import load
@@ -158,10 +158,8 @@ def test_the_cpu_engine_comes_to_the_same_peaks(
 
 
 @pytest.mark.parametrize("name", [workload("cnn_resnet"), workload("hf_gpt2")])
-def test_recorder_leaves_the_measured_bytes_alone(
-    name: str, recorded_run: ForetellRun, run_foretell: RunForetell
-) -> None:
-    plain = run_foretell(*command(name), cwd=ZOO)
+def test_recorder_leaves_the_measured_bytes_alone(name: str, recorded_run: ForetellRun, warm_runs: WarmRuns) -> None:
+    plain = warm_runs.run(*command(name), cwd=ZOO)
     assert plain.code == 0, plain.tail()
     assert zoo_line(plain) == zoo_line(recorded_run)
 
