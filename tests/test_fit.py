@@ -319,6 +319,14 @@ def test_each_card_has_the_numbers_of_a_run_on_it(tmp_path: Path, capsys: pytest
     assert document["estimate"]["gpu"]["name"] == document["smallest"]
 
 
+def test_the_cpu_engine_needs_no_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(ASKS.format(""))
+    words = ["fit", "--quiet", "--engine", "cpu", "--gpus", "v100,rtx-3060", "--json", "-", str(tmp_path / "train.py")]
+    assert main(words) == 0
+    verdicts = {card["gpu"]: card["verdict"] for card in json.loads(capsys.readouterr().out)["cards"]}
+    assert verdicts == {"v100-16gb": "fits", "rtx-3060": "fits"}
+
+
 def test_the_python_function_takes_a_function(tmp_path: Path) -> None:
     def train(size: int) -> None:
         import torch

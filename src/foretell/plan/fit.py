@@ -210,7 +210,7 @@ def _progress(say: Callable[[str], None]) -> Callable[[Job, Outcome], None]:
         num_runs += 1
         if time.monotonic() - last_said >= _PAUSE_SECONDS:
             last_said = time.monotonic()
-            say(f"{num_runs} runs done, the last one on {job.gpu.name}")
+            say(f"{num_runs} {'run' if num_runs == 1 else 'runs'} done, the last one on {job.gpu.name}")
 
     return on_outcome
 

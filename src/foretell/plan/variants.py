@@ -37,7 +37,7 @@ class Outcome:
     is_failure: bool = False
     """There is no estimate because the script itself failed; otherwise foretell cannot estimate it."""
     arch_list: tuple[str, ...] = ()
-    """What the script's torch has kernels for: `sm_80`."""
+    """What the script's torch has kernels for: `sm_80`; empty with the CPU engine, which needs none."""
     card_queries: tuple[str, ...] = ()
     """What the script has asked about the card that can decide what it does: `the card's memory, at train.py:12`."""
 
@@ -145,7 +145,8 @@ def _run(item: tuple[Job, bool], warm: Warm | None) -> Outcome:
     with api.scratch() as folder:
         try:
             run = api.run(job, directory=folder, warm=warm if is_fork else None)
-            known = Outcome(arch_list=run.trace.arch_list, card_queries=run.trace.card_queries)
+            arch_list = run.trace.arch_list if run.trace.engine == "virtual" else ()
+            known = Outcome(arch_list=arch_list, card_queries=run.trace.card_queries)
             estimate = run.estimate
             not_made = _wanted_changes(job) - {line["name"] for line in lines_of(folder, "alternative")}
             if not_made and estimate.verdict == "fits":  # a run out of memory may not have come to the optimizer
