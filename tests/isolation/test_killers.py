@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -34,8 +36,12 @@ def _has_kernel_isolation(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(f"no kernel isolation here: {isolation.reason}")
 
 
+_LONGEST_SECONDS = 300.0
+"""For the end of a process that has been killed: only a broken test waits so long."""
+
+
 class Running:
-    """`foretell run stubborn.py`; its standard output ends with the last process of the run."""
+    """`foretell run stubborn.py`, with a folder of its own for temporary files."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self._folder = folder
@@ -63,21 +69,48 @@ class Running:
         return pid
 
     def check_nothing_is_left(self) -> str:
-        """After the last process has closed the output; returns what foretell said."""
+        """After the last process has ended; returns what foretell said."""
         self.output.read()
         said = self.errors.read().decode()
         self.process.wait()
+        while pids := self._pids():
+            _wait_for_end(pids[0])
         assert processes_with(self._marker) == []
         assert os.listdir(self._folder / "tmp") == []
         return said
 
 
-def _commands() -> Iterator[tuple[int, list[str]]]:
-    for folder in Path("/proc").glob("[0-9]*"):
+    def _pids(self) -> list[int]:
+        """Of the processes that have its environment, the supervisor of the namespaces among them."""
+        variable = f"TMPDIR={self._folder / 'tmp'}".encode()
+        return [pid for pid in _all_pids() if variable in _read(f"/proc/{pid}/environ").split(b"\0")]
+
+
+def _wait_for_end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
         try:
-            yield int(folder.name), (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
+            ended, _, _ = select.select([handle], [], [], _LONGEST_SECONDS)
+            assert ended, f"{pid} is left: {_read(f'/proc/{pid}/cmdline')!r}"
+        finally:
+            os.close(handle)
+
+
+def _all_pids() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+
+
+def _read(path: str) -> bytes:
+    """Empty if the process has ended."""
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def _commands() -> Iterator[tuple[int, list[str]]]:
+    for pid in _all_pids():
+        yield pid, _read(f"/proc/{pid}/cmdline").decode(errors="replace").split("\0")
 
 
 @pytest.fixture
