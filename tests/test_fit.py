@@ -193,6 +193,11 @@ def test_a_script_that_survives_running_out_of_memory_runs_on_every_card(monkeyp
     assert "differently" in found.notes[0]
 
 
+def test_guessed_slices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = find(monkeypatch, lambda gpu: outcome(gpu, reserved=GIB), ["b200:2g.45gb", "b200:3g.90gb"])
+    assert found.notes == ("memory and SMs of b200:3g.90gb are guesses",)
+
+
 def test_exact_runs_on_every_card(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["rtx-2060", "rtx-3060", "rtx-3080", "rtx-3090"]
     found, ran = find(monkeypatch, lambda gpu: outcome(gpu, reserved=10 * GIB), names, is_exact=True)

@@ -71,10 +71,20 @@ def with_memory(total_bytes: int, *, within: float = 0.01) -> list[Gpu]:
 
 def slices_per_card(gpu: Gpu) -> int | None:
     """How many MIG slices of this kind a card has room for; None if it is no slice."""
+    profile = _profile_of(gpu)
+    return None if profile is None else int(profile["instances"])
+
+
+def is_guess(gpu: Gpu) -> bool:
+    """Whether memory and SMs of this MIG slice were not found in any published output."""
+    profile = _profile_of(gpu)
+    return profile is not None and bool(profile.get("is_guess", False))
+
+
+def _profile_of(gpu: Gpu) -> dict[str, Any] | None:
     card, _, name = gpu.name.partition(":")
     rows = (row for row in _read("mig.toml")["mig"] if card in row["gpus"])
-    counts = (profile["instances"] for row in rows for profile in row["profiles"] if profile["name"] == name)
-    return next(counts, None)
+    return next((profile for row in rows for profile in row["profiles"] if profile["name"] == name), None)
 
 
 def sold_bytes(gpu: Gpu) -> int:

@@ -242,6 +242,9 @@ class _Search:
         else:
             self._explore(runnable)
         self._refuse_what_works_nowhere()
+        guessed = [gpu.name for gpu in self._cards if gpus.is_guess(gpu)]
+        if guessed:
+            self._notes.append(f"memory and SMs of {', '.join(guessed)} are guesses")
         found = [self._judge(gpu) for gpu in self._cards]
         fit = Fit(
             cards=tuple(found), estimate=self._any_estimate(), num_runs=len(self._of_kind) + len(self._of_card),
