@@ -130,7 +130,7 @@ def search(item: tuple[Row, int], warm: Warm) -> Found:
         try:
             estimate = api.run(job_of(row, value, context_bytes), warm=warm).estimate
         except ForetellError as error:
-            problem = str(error).splitlines()[0]
+            problem = str(error).splitlines()[0].replace(f"{HERE}{os.sep}", "")
             return Answer(fits=None)
         return Answer(fits=estimate.verdict == "fits", need_bytes=estimate.device_bytes)
 
