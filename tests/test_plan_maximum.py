@@ -285,6 +285,7 @@ def test_the_loader_that_feeds_the_training_is_changed_and_no_other(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert "changing the DataLoader at " in done.stderr
+    assert "no forks" not in done.stderr
     assert "train.py:7 (batch size 16, 20,000 samples)" in done.stderr
     assert result["max"] <= 20000
     assert {each["verdict"] for each in result["evaluations"]} == {"fits", "does not fit"}

@@ -12,9 +12,8 @@ from types import FrameType, TracebackType
 from ..protocol.lines import Lines
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-OWN_FOLDERS = tuple(
-    os.path.join(_PACKAGE, name) + os.sep for name in ("inside", "engines", "rules", "allocator", "protocol")
-)
+_OWN = ("inside", "engines", "rules", "allocator", "protocol", "namespaces")
+OWN_FOLDERS = tuple(os.path.join(_PACKAGE, name) + os.sep for name in _OWN)
 """foretell's folders that run in the user's process."""
 
 

@@ -183,7 +183,7 @@ class LoaderBatch:
     """Their marks, as the observing run has noted them."""
     batch_size: int | None = None
     """What the script gives them."""
-    name: str = "the batch size of the DataLoader"
+    name: str = "batch size"
     kind: Literal["dataloader"] = "dataloader"
 
     def value_in(self, job: Job) -> str | None:

@@ -115,7 +115,8 @@ def _answer(found: Maximum) -> Text:
     if found.safety_bytes:
         text.append(f", with {format_bytes(found.safety_bytes)} left free")
     if found.above == "range":
-        text.append(f". That is the end of the range (--max {last}); larger values have not been tried")
+        end = "the number of samples, or --max" if found.knob.kind == "dataloader" else f"--max {last}"
+        text.append(f". That is the end of the range ({end}); larger values have not been tried")
     return text.append(".")
 
 
@@ -141,4 +142,6 @@ def _how(found: Maximum, value: int) -> str:
     """What to write to get this value."""
     if found.knob.kind == "arg":
         return f"with it: {shlex.join(found.knob.set(found.job, str(value)).command)}"
+    if found.knob.kind == "dataloader":
+        return f"with it: DataLoader(..., batch_size={value})"
     return f"with it: {found.knob.name} = {value}"

@@ -11,6 +11,8 @@ with the same batch sampler: both count as one.
 from __future__ import annotations
 
 import hashlib
+import os
+import runpy
 import sys
 import weakref
 from collections.abc import Callable
@@ -21,7 +23,8 @@ from typing import Any
 from ..capture import Capture
 from ..where import OWN_FOLDERS, where_now
 
-_NOT_THE_SCRIPTS = (*OWN_FOLDERS, "<frozen", "<string>")
+_NOT_THE_SCRIPTS = (*OWN_FOLDERS, "<frozen", "<string>", runpy.__file__)
+"""Also `runpy`, which starts the script in a fork."""
 
 
 class LoaderBatches:
@@ -120,7 +123,7 @@ def _callers() -> list[str]:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_NOT_THE_SCRIPTS):
-            places.append(f"{file}:{frame.f_lineno}")
+            places.append(f"{os.path.abspath(file)}:{frame.f_lineno}")  # of a script in a fork: as it was given
         frame = frame.f_back
     return places
 
