@@ -109,6 +109,8 @@ def main() -> int:
     if has_cuda:
         console.print("gpt2: `foretell fit` on all cards compared with one command ...", style="dim")
         rows.append(fit_on_all_cards(options.repeat))
+        console.print("gpt2: 20 batch sizes compared with one command ...", style="dim")
+        rows.append(twenty_evaluations(options.repeat))
     console.print("a program in namespaces of its own compared with one without ...", style="dim")
     rows.append(cost_of_isolation(options.repeat))
     console.print("llama-7b ...", style="dim")
@@ -193,6 +195,21 @@ def cost_of_cudnn_benchmark(repeat: int) -> Row:
     ratio = min(with_it) / min(without)
     measured = f"{ratio:.2f}x ({min(with_it):.1f} s / {min(without):.1f} s of CPU)"
     return Row("resnet50: the whole command with cudnn.benchmark / without", measured, "<= 1.2x", ratio <= 1.2)
+
+
+def twenty_evaluations(repeat: int) -> Row:
+    """What a search for the largest batch takes at most, as a sweep, whose number of runs is fixed."""
+    sizes = ",".join(str(size) for size in range(1, 21))
+    words = ["sweep", "--quiet", "--no-need", "--gpu", "a100-40gb", "--steps", "all", f"--arg=--batch={sizes}"]
+    command = [sys.executable, "-m", "foretell", *words, "--", str(WORKLOADS), "gpt2"]
+    one, twenty = [], []
+    for _ in range(repeat):
+        one.append(finish(foretell_command("gpt2", "a100-40gb")))
+        twenty.append(finish(command))
+    ratio = min(run.seconds for run in twenty) / min(run.seconds for run in one)
+    cpu = min(run.cpu_seconds for run in twenty) / min(run.cpu_seconds for run in one)
+    measured = f"{ratio:.2f}x ({min(run.seconds for run in twenty):.1f} s; {cpu:.2f}x the CPU time)"
+    return Row("gpt2: 20 batch sizes / one", measured, "<= 3x", ratio <= 3)
 
 
 def fit_on_all_cards(repeat: int) -> Row:

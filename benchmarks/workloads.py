@@ -35,12 +35,12 @@ def resnet50(device: torch.device) -> Step:
     return step
 
 
-def gpt2(device: torch.device) -> Step:
-    """GPT-2 small, batch 8 of 512 tokens, AdamW, float32."""
+def gpt2(device: torch.device, batch: int = 8) -> Step:
+    """GPT-2 small, batch 8 of 512 tokens unless another is given, AdamW, float32."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config()).to(device)
-    return language_step(model, torch.randint(50257, (8, 512)), device, is_mixed=False)
+    return language_step(model, torch.randint(50257, (batch, 512)), device, is_mixed=False)
 
 
 def llama_7b(device: torch.device) -> Step:
@@ -76,12 +76,13 @@ def main() -> None:
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch", type=int, default=8, help="batch size of gpt2")
     parser.add_argument("--cudnn-benchmark", action="store_true", help="let PyTorch try all engines of cuDNN")
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = args.cudnn_benchmark
     torch.manual_seed(0)
     device = torch.device(args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-    step = JOBS[args.job](device)
+    step = gpt2(device, args.batch) if args.job == "gpt2" else JOBS[args.job](device)
     started = time.perf_counter()
     for _ in range(args.steps):
         step()

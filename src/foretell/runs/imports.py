@@ -9,7 +9,16 @@ from pathlib import Path
 _WORTH_IMPORTING = {
     "torchvision": ("torchvision",),
     "timm": ("torchvision", "timm"),
-    "transformers": ("transformers", "torch._inductor.compile_fx", "torch.distributed.tensor", "scipy.optimize"),
+    "transformers": (
+        "transformers",
+        "torch._inductor.compile_fx",
+        "torch.distributed.tensor",
+        "torch.distributed.checkpoint",
+        "scipy.optimize",
+        "torchvision",
+        "transformers.image_transforms",
+        "transformers.models.auto.configuration_auto",
+    ),
     "bitsandbytes": ("torch._inductor.compile_fx",),
 }
 """Keyed by the module the script imports. Without accelerate and modules that import it: if deepspeed is installed,
