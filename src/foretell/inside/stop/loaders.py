@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from ..capture import Capture, in_main_thread
+from ..watch.batches import length_of
 from ..watch.peaks import NEGLIGIBLE_BYTES, Peaks, Summary, are_steady
 from ..watch.phases import Phases
 
@@ -119,7 +120,7 @@ class Loaders:
                 first_step=self._capture.num_steps,
                 first_backward=self._phases.num_backwards,
                 first_evaluation=self._phases.num_evaluation_forwards,
-                length=_length(iterator),
+                length=length_of(iterator),
             )
             self._uses[iterator] = use
         return use
@@ -170,10 +171,3 @@ def _shut_down(iterator: Any) -> None:
     """Do what the iterator does at its natural end; persistent workers keep waiting for the next epoch."""
     if hasattr(iterator, "_shutdown_workers") and not iterator._persistent_workers:
         iterator._shutdown_workers()
-
-
-def _length(iterator: Any) -> int | None:
-    try:
-        return len(iterator)
-    except Exception:  # an iterable dataset has no length, or one that raises
-        return None

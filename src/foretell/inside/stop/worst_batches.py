@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any
 
 from ..capture import Capture, in_main_thread
-from ..watch.batches import Batches, Delivered, is_on_gpu
+from ..watch.batches import Batches, Delivered, is_on_gpu, length_of
 from ..watch.phases import Phases
 
 ORDINARY_STEPS = 2
@@ -218,7 +218,4 @@ def _measures(delivered: Delivered) -> dict[Measure, int]:
 
 
 def _has_length(iterator: Any) -> bool:
-    try:
-        return len(iterator) >= 0 and iterator._dataset_kind == 0
-    except Exception:  # an iterable dataset has no length, or one that raises
-        return False
+    return length_of(iterator) is not None and iterator._dataset_kind == 0

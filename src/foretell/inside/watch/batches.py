@@ -205,17 +205,21 @@ def _about(iterator: Any) -> dict[str, Any]:
     sampler = getattr(iterator._index_sampler, "sampler", None)
     batch_size = getattr(iterator._index_sampler, "batch_size", None)
     return {
-        "length": _length_of(iterator),
-        "num_samples": _length_of(iterator._dataset),
+        "length": length_of(iterator),
+        "num_samples": length_of(iterator._dataset),
         "batch_size": batch_size if isinstance(batch_size, int) else None,
         "sampler": type(iterator._index_sampler if sampler is None else sampler).__name__,
         "num_workers": iterator._num_workers,
     }
 
 
-def _length_of(whole: Any) -> int | None:
+def length_of(whole: Any) -> int | None:
+    """Of a DataLoader's iterator or a data set. A data set may ask a tensor, which modes of the script must not see."""
+    import torch
+
     try:
-        return len(whole)
+        with torch._C.DisableTorchFunction():
+            return len(whole)
     except Exception:  # an iterable dataset has no length, or one that raises
         return None
 
