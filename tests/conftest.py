@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from _pytest.nodeid import coerce_node_id
@@ -155,6 +155,22 @@ def processes_with(word: str) -> list[str]:
         if word in words and int(folder.name) != os.getpid() and is_alive(int(folder.name)):
             found.append(words)
     return found
+
+
+def no_kernel_isolation(reason: str, *before: str) -> NoReturn:
+    """Skips the test where the kernel refuses what the isolation needs; where it does not, foretell has failed.
+    `before`: words that run a program as the test ran foretell."""
+    overlay = "mkdir l u w m; mount -t overlay o -o lowerdir=l,upperdir=u,workdir=w m"
+    commands = f"mount -t tmpfs t /tmp; cd /tmp; {overlay}; mount -t proc p /proc"
+    namespaces = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork"]
+    if before or os.geteuid() != 0:
+        namespaces += ["--user", "--map-root-user"]
+    try:
+        tried = subprocess.run([*before, *namespaces, "sh", "-ec", commands], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip(f"no kernel isolation here: {reason}")
+    assert tried.returncode != 0, f"the kernel gives namespaces and overlays, and yet: {reason}"
+    pytest.skip(f"no kernel isolation here: {reason}, and to unshare: {tried.stderr}")
 
 
 def the_record(output: str) -> str:

@@ -15,7 +15,7 @@ import sys
 namespaces, directory, cwd, *argv = sys.argv[1:]
 specification = {
     "directory": directory, "writable": [], "is_online": False, "keeps_writes": False, "owner": None,
-    "cwd": cwd, "home": cwd, "argv": argv, "environment": dict(os.environ),
+    "cwd": cwd, "home": cwd, "files": [], "argv": argv, "environment": dict(os.environ),
 }  # fmt: skip
 message = json.dumps(specification).encode()
 control, ours = os.pipe()

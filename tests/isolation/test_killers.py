@@ -17,7 +17,7 @@ from typing import IO
 
 import pytest
 
-from conftest import ROOT, processes_with
+from conftest import ROOT, no_kernel_isolation, processes_with
 from foretell import gpus
 from foretell.jobs import CaptureOptions, Job
 from foretell.namespaces.files import remove_owned
@@ -33,7 +33,7 @@ def _has_kernel_isolation(tmp_path_factory: pytest.TempPathFactory) -> None:
     job = Job(command=(sys.executable, "-c", ""), gpu=gpus.find("rtx-3060"), options=CaptureOptions())
     isolation = launch(job, tmp_path_factory.mktemp("probe")).isolation
     if isolation.mode != "kernel":
-        pytest.skip(f"no kernel isolation here: {isolation.reason}")
+        no_kernel_isolation(isolation.reason)
 
 
 _LONGEST_SECONDS = 300.0

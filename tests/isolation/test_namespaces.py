@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from conftest import no_kernel_isolation
 from foretell import gpus, namespaces
 from foretell.errors import UnsupportedError
 from foretell.jobs import CaptureOptions, CaptureResult, Job, changes
@@ -38,13 +39,13 @@ def contained_lines(*before: str, python: str, folder: Path, command: str) -> li
     return done.stdout.splitlines()
 
 
-def answers(lines: list[str]) -> dict[str, Any]:
+def answers(lines: list[str], *before: str) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for line in lines:
         if line.startswith("answer "):
             merged |= json.loads(line.removeprefix("answer "))
     if "failed" in merged:
-        pytest.skip(f"no kernel isolation here: {merged['failed']}")
+        no_kernel_isolation(merged["failed"], *before)
     return merged
 
 
@@ -93,7 +94,7 @@ def test_an_ordinary_user_writes_to_layers_as_well(folder: Path, as_user: list[s
     before = state_of(folder / "work")
     command = "echo yours > mine && rm old/inner && mkdir new && echo x > new/x && mv new newer && cat newer/x && id -u"
     lines = contained_lines(*as_user, python=system_python, folder=folder, command=command)
-    assert answers(lines)["exit_status"] == 0, lines
+    assert answers(lines, *as_user)["exit_status"] == 0, lines
     assert {"x", str(USER)} <= set(lines)
     work = folder / "work"
     changed = [f"write {work}/mine", f"write {work}/newer/x", f"delete {work}/old/inner"]
@@ -111,7 +112,7 @@ def test_an_ordinary_user_may_write_where_the_folder_belongs_to_another_group(
     before = state_of(folder / "work")
     command = "echo yours > mine && echo new > old/new && rm old/inner && cat mine old/*"
     lines = contained_lines(*as_user, python=system_python, folder=folder, command=command)
-    assert answers(lines)["exit_status"] == 0, lines
+    assert answers(lines, *as_user)["exit_status"] == 0, lines
     assert {"yours", "new"} <= set(lines)
     assert state_of(folder / "work") == before
 
@@ -123,7 +124,8 @@ FORBIDDEN = (
 
 
 def test_an_ordinary_user_gains_no_rights(folder: Path, as_user: list[str], system_python: str) -> None:
-    check_forbidden(contained_lines(*as_user, python=system_python, folder=folder, command=_each_of(FORBIDDEN)))
+    lines = contained_lines(*as_user, python=system_python, folder=folder, command=_each_of(FORBIDDEN))
+    check_forbidden(lines, *as_user)
 
 
 def test_root_keeps_no_way_out(folder: Path) -> None:
@@ -139,8 +141,8 @@ def _each_of(commands: tuple[str, ...]) -> str:
     return "; ".join([*tried, "kill -9 1", "echo alive"])
 
 
-def check_forbidden(lines: list[str]) -> None:
-    answers(lines)
+def check_forbidden(lines: list[str], *before: str) -> None:
+    answers(lines, *before)
     assert [line for line in lines if line.startswith("allowed")] == []
     assert "alive" in lines  # the first process of a namespace cannot be killed from inside
 
@@ -227,7 +229,7 @@ def test_only_caches_are_really_written_and_those_of_hubs_only_online(tmp_path: 
     )  # fmt: skip
     result = launch(job, folders[-1])
     if result.isolation.mode != "kernel":
-        pytest.skip(f"no kernel isolation here: {result.isolation.reason}")
+        no_kernel_isolation(result.isolation.reason)
     assert result.exit_status == 0
     assert [(folder / "new").exists() for folder in folders] == [is_online, True, False, False, True]
 

@@ -7,8 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-import pytest
-
+from conftest import no_kernel_isolation
 from foretell import gpus
 from foretell.jobs import CaptureOptions, CaptureResult, Job
 from foretell.records import IsolationMode
@@ -44,7 +43,7 @@ _PATHS = {"by_http_client": "http.client", "by_unix_socket": "unix", "by_abstrac
 def test_nothing_is_sent_in_kernel_isolation(server: Server, tmp_path: Path) -> None:
     result, sent = send("auto", server, tmp_path)  # type: ignore[arg-type]
     if result.isolation.mode != "kernel":
-        pytest.skip(f"no kernel isolation here: {result.isolation.reason}")
+        no_kernel_isolation(result.isolation.reason)
     assert server.everything() == []
     assert sent == {"by_udp"}, "a datagram is on its way to nobody"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, no_kernel_isolation
 from foretell import api, gpus
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Isolation, IsolationMode
@@ -55,7 +55,7 @@ def by_kernel(tmp_path_factory: pytest.TempPathFactory, binaries: Path, make_can
     found = write("auto", tmp_path_factory.mktemp("kernel"), binaries, make_canaries)
     assert found.isolation is not None
     if found.isolation.mode != "kernel":
-        pytest.skip(f"no kernel isolation here: {found.isolation.reason}")
+        no_kernel_isolation(found.isolation.reason)
     return found
 
 
