@@ -27,9 +27,10 @@ os.close(control)
 os.close(answers)
 os.write(ours, message)
 with os.fdopen(theirs) as lines:
-    for line in lines:
-        print("answer", line, end="")
+    answered = list(lines)  # printed later: the command writes to the same pipe
 process.wait()
+for line in answered:
+    print("answer", line, end="")
 if os.path.exists(f"{directory}/writes.jsonl"):
     with open(f"{directory}/writes.jsonl") as lines:
         for line in map(json.loads, lines):
