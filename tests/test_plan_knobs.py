@@ -38,6 +38,8 @@ def job_of(*command: str, cwd: Path | None = None) -> Job:
         ("--batch-size", "train.py --batch-size=8", "8", "train.py --batch-size=32"),
         ("--batch-size", "train.py --lr 1", None, "train.py --lr 1 --batch-size 32"),
         ("--batch-size", "train.py --batch-size-eval 8", None, "train.py --batch-size-eval 8 --batch-size 32"),
+        ("--batch", "train.py cfg.py --lr=1 --k=2", None, "train.py cfg.py --lr=1 --k=2 --batch=32"),
+        ("--batch", "train.py --lr=1 --amp", None, "train.py --lr=1 --amp --batch 32"),
         ("--n", "train.py --n 4 --n 8", "8", "train.py --n 32 --n 32"),
         ("-b", "train.py -b 8", "8", "train.py -b 32"),
         ("-b", "train.py -b8", "8", "train.py -b32"),

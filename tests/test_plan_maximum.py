@@ -77,6 +77,12 @@ def test_the_end_of_the_range_is_no_limit_of_memory(runs: Any) -> None:
     assert "to 500 the peak is the same" in note
 
 
+def test_a_script_that_runs_only_without_the_knob_does_not_accept_it(runs: Any) -> None:
+    runs(lambda n: failing(n) if n else LINEAR)
+    with pytest.raises(UsageError, match=r"runs as given, but fails with every value of --batch-size (.|\n)*--arg=--batch-size="):
+        maximum(replace(JOB, command=("train.py",)), KNOB)
+
+
 def test_if_nothing_fits_the_need_of_the_smallest_is_told(runs: Any) -> None:
     runs(lambda n: 30 * GIB + n * MIB)
     found = maximum(JOB, KNOB, low=4)

@@ -42,7 +42,8 @@ class Knob(Protocol):
 @dataclass(frozen=True, slots=True)
 class Argument:
     """An option of the command (`--batch-size`, `-b`), a word such as `train.batch_size=8` (`train.batch_size=`, as of
-    Hydra), or a placeholder in the command (`{N}`)."""
+    Hydra; `--batch_size=` for scripts that take an option and its value only in one word), or a placeholder in the
+    command (`{N}`)."""
 
     name: str
     kind: Literal["arg"] = "arg"
@@ -73,7 +74,8 @@ class Argument:
             else:
                 words[number] = words[number][: -len(self._value_at(job.command, number) or "")] + value
         if not numbers:
-            words += [f"{self._setting}={value}"] if self._setting else [self.name, value]
+            is_one_word = self._setting is not None or _is_like_the_others(self.name, words[1:])
+            words += [f"{self._setting or self.name}={value}"] if is_one_word else [self.name, value]
         return replace(job, command=tuple(words))
 
     @property
@@ -100,6 +102,13 @@ class Argument:
             return word[len(self.name) + 1 :]
         is_glued = re.fullmatch("-[A-Za-z]", self.name) and re.fullmatch(rf"{self.name}[0-9]+", word)
         return word[2:] if is_glued else None
+
+
+def _is_like_the_others(name: str, words: Sequence[str]) -> bool:
+    """Whether the command gives long options and their values in one word, and never in two: nanoGPT and others accept
+    nothing else, and every usual parser accepts it."""
+    options = [word for word in words if word.startswith("--") and len(word) > 2]
+    return name.startswith("--") and bool(options) and all("=" in word for word in options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -133,6 +133,7 @@ def maximum(
         )  # fmt: skip
         need = None
         if found.value is None:
+            refuse_if_it_runs_without(variants, job, [knob], _problems(evaluations.values()))
             need = _need_of_smallest(variants, knob, job, list(evaluations.values()))
     result = Maximum(
         job=job, knob=knob, values=values, value=found.value, above=found.above, is_certain=found.is_certain,
@@ -214,6 +215,29 @@ def _check_use(knob: Knob, evaluations: Sequence[Evaluation], outcomes: Sequence
         if all(outcome.kind == "unsupported" for outcome in outcomes):
             raise UnsupportedError(outcomes[0].problem or "")
     _refuse_ignored(knob, evaluations, least=4)
+
+
+def _problems(evaluations: Iterable[Evaluation]) -> list[str]:
+    """Why there is no verdict for any value; empty if there is one."""
+    found = sorted(evaluations, key=lambda each: each.value)
+    return [each.problem or "" for each in found] if all(each.estimate is None for each in found) else []
+
+
+def refuse_if_it_runs_without(variants: Variants, job: Job, knobs: Sequence[Knob], problems: Sequence[str]) -> None:
+    """Raise if the script has failed with every value of the knobs (`problems`), but works as it was given: then the
+    knobs are what is wrong."""
+    if not problems:
+        return
+    (as_given,) = variants.run([job])
+    if as_given.estimate is None:
+        return
+    names = ", ".join(knob.name for knob in knobs)
+    one_word = [f"--arg={knob.name}=" for knob in knobs if knob.kind == "arg" and knob.name.startswith("--")]
+    raise UsageError(
+        f"the script runs as given, but fails with every value of {names} that was tried: {problems[0]}\n"
+        "Check the name and the range (--min, --multiple-of)."
+        + (f" For a script that takes only --name=value in one word, give {one_word[0]}." if one_word else "")
+    )
 
 
 def _refuse_ignored(knob: Knob, evaluations: Sequence[Evaluation], *, least: int) -> None:

@@ -11,7 +11,7 @@ from foretell.errors import ScriptError, UnsupportedError, UsageError
 from foretell.jobs import Job
 from foretell.plan.knobs import Knob, LoaderBatch
 from foretell.plan.loaders import observe
-from foretell.plan.maximum import REFUSED, Verdict, with_host_limit
+from foretell.plan.maximum import REFUSED, Verdict, refuse_if_it_runs_without, with_host_limit
 from foretell.plan.variants import Outcome, Variants, recorded_briefly
 from foretell.records import Estimate, Need
 from foretell.runs.pool import Workers
@@ -112,7 +112,7 @@ def sweep(
         jobs = [with_host_limit(each, variants.num_workers) for each in jobs]
         values_of.update(zip((recorded_briefly(each).key for each in jobs), combinations, strict=True))
         points = [_point(*each) for each in zip(combinations, variants.run(jobs), strict=True)]
-        _refuse_failures(knobs, points)
+        _refuse_failures(variants, job, knobs, points)
         too_large = [number for number, point in enumerate(points) if point.verdict == "does not fit"]
         if finds_need and too_large:
             say(f"{len(too_large)} of {len(points)} do not fit; running them on a larger card to see what they need")
@@ -163,7 +163,7 @@ def _point(values: tuple[str, ...], outcome: Outcome) -> Point:
     return Point(values=values, verdict="fits" if estimate.verdict == "fits" else "does not fit", estimate=estimate)
 
 
-def _refuse_failures(knobs: Sequence[Knob], points: Sequence[Point]) -> None:
+def _refuse_failures(variants: Variants, job: Job, knobs: Sequence[Knob], points: Sequence[Point]) -> None:
     """Raise if no combination gave a verdict."""
     if any(point.verdict != "failed" for point in points):
         return
@@ -172,6 +172,7 @@ def _refuse_failures(knobs: Sequence[Knob], points: Sequence[Point]) -> None:
     names = ", ".join(knob.name for knob in knobs)
     if refused:
         raise UsageError(f"the script does not accept {names}: {refused[-1]}")
+    refuse_if_it_runs_without(variants, job, knobs, [problem])
     if any(point.problem and "script itself" in point.problem for point in points):
         raise ScriptError(f"the script itself fails with every value of {names}: {problem}")
     raise UnsupportedError(problem)
