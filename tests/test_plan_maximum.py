@@ -79,7 +79,8 @@ def test_the_end_of_the_range_is_no_limit_of_memory(runs: Any) -> None:
 
 def test_a_script_that_runs_only_without_the_knob_does_not_accept_it(runs: Any) -> None:
     runs(lambda n: failing(n) if n else LINEAR)
-    with pytest.raises(UsageError, match=r"runs as given, but fails with every value of --batch-size (.|\n)*--arg=--batch-size="):
+    expected = r"runs as given, but fails with every value of --batch-size (.|\n)*--arg=--batch-size="
+    with pytest.raises(UsageError, match=expected):
         maximum(replace(JOB, command=("train.py",)), KNOB)
 
 

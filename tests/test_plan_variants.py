@@ -10,6 +10,9 @@ import pytest
 from foretell import gpus
 from foretell.jobs import Job
 from foretell.plan import Outcome, Variants
+from foretell.plan.variants import _is_alike
+from foretell.units import GIB, MIB
+from made_up_runs import estimate_of
 
 SCRIPT = """
 import sys, torch
@@ -49,6 +52,19 @@ def test_each_variant_runs_once_and_outcomes_are_in_order(tmp_path: Path) -> Non
     assert peaks[0] == peaks[2] < peaks[1]
     assert outcomes[4].problem is not None
     assert "ValueError" in outcomes[4].problem
+
+
+def test_a_fork_is_alike_if_only_garbage_differs() -> None:
+    def outcome(allocated_bytes: int, reserved_bytes: int) -> Outcome:
+        estimate = estimate_of(Job(command=("train.py",), gpu=gpus.find("rtx-3060")), reserved_bytes)
+        peak = replace(estimate.peak, allocated_bytes=allocated_bytes)
+        return Outcome(estimate=replace(estimate, peak=peak))
+
+    own = outcome(2 * GIB, 3 * GIB)
+    assert _is_alike(outcome(2 * GIB + 512, 3 * GIB), own)
+    assert not _is_alike(outcome(2 * GIB + 2 * MIB, 3 * GIB), own)
+    assert not _is_alike(outcome(2 * GIB, 3 * GIB + 2 * MIB), own)
+    assert not _is_alike(Outcome(problem="it failed", is_failure=True), own)
 
 
 def test_what_an_interrupted_search_found_is_there_when_it_is_repeated(tmp_path: Path) -> None:
