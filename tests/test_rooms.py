@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "foretell"
-NOUNS = {"errors", "units", "plain", "disk", "masking", "records", "versions", "jobs"}
+NOUNS = {"errors", "units", "plain", "disk", "masking", "records", "versions", "jobs", "features"}
 IN_THE_CHILD = {
     "inside", "engines.python_cuda", "rules", "allocator", "protocol", "namespaces", "errors", "units", "records",
     "versions",
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "records": {"units"},
     "versions": set(),
     "jobs": {"errors", "plain", "records"},
+    "features": {"plain"},
     "protocol": set(),
     "namespaces": set(),
     "gpus": NOUNS,
@@ -39,6 +40,7 @@ MAY_IMPORT = {
     "engines": set(),
     "engines.python_cuda": {"inside", "rules", "allocator", "protocol", "versions"},
     "engines.imported": NOUNS | {"protocol", "trace", "allocator", "rules"},
+    "formulas": NOUNS | {"rules"},
     "runs": NOUNS | {"virtual", "protocol", "namespaces", "rules"},
     "calibration": NOUNS | {"virtual"},
     "trace": NOUNS | {"allocator", "protocol"},
@@ -47,7 +49,8 @@ MAY_IMPORT = {
     "diff": NOUNS | {"trace", "analysis", "report"},
     "api": NOUNS | {"gpus", "rules", "runs", "trace", "analysis"},
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
-    "evaluation": NOUNS | {"gpus", "runs", "report", "api"},
+    "learn": NOUNS | {"gpus", "virtual", "rules", "inside", "formulas", "runs", "evaluation.workloads"},
+    "evaluation": NOUNS | {"gpus", "formulas", "runs", "report", "api", "learn"},
     "plan": NOUNS | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
     "postmortem": NOUNS | {"gpus", "runs", "api", "advice", "plan"},
     "testing": NOUNS | {"runs", "report", "api", "plan"},
@@ -57,7 +60,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 ONLY_IN_THE_USERS_PROCESS = {"torch", "transformers"}
-SCRIPTS = {"inside", "engines.python_cuda", "evaluation.workloads", "measure_card.py"}
+SCRIPTS = {"inside", "engines.python_cuda", "evaluation.workloads", "learn", "measure_card.py"}
 """What runs in the process that has torch."""
 MODULES = sorted(SOURCE.rglob("*.py"))
 

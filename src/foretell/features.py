@@ -1,0 +1,185 @@
+"""What instant estimators know of a job, and what they answer. `inside/describe.py` writes the description in the
+process of the job. None: not known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from foretell.plain import from_plain, to_plain
+
+Family = Literal["mlp", "cnn", "transformer"]
+Source = Literal["model", "script", "config", "summary", "typed"]
+_NOT_EXPECTED = {"source", "name", "attention_heads", "gpu", "torch_version"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A module without children, in the order of the calls."""
+
+    kind: str
+    """Its class: `Conv2d`."""
+    activations: int
+    """Elements of its output, for the whole batch."""
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionCall:
+    """A convolution of the forward pass, in terms of `rules.convolution.Convolution`."""
+
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    w: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    is_transposed: bool
+    is_channels_last: bool
+    element_bytes: int
+    saved_bytes: int
+    """What autograd has saved before it."""
+    gradient_bytes: int
+    """Gradients of parameters that exist when its own are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFeatures:
+    """A training job as the first forward pass of its training shows it."""
+
+    source: Source
+    name: str = ""
+    layers: tuple[Layer, ...] | None = None
+    batch_size: int | None = None
+    input_shape: tuple[int, ...] | None = None
+    """Of the first tensor, with the batch."""
+    input_bytes: int | None = None
+    parameters: int | None = None
+    parameter_bytes: int | None = None
+    trainable_bytes: int | None = None
+    """Of the parameters that get gradients."""
+    buffer_bytes: int | None = None
+    saved_bytes: int | None = None
+    """What autograd keeps for the backward pass, by storage, without parameters and buffers."""
+    output_bytes: int | None = None
+    """Of everything the forward pass allocates, also if it is freed at once."""
+    forward_peak_bytes: int | None = None
+    """Highest sum of what is saved and of the operands of one operator."""
+    backward_peak_bytes: int | None = None
+    """The same of the backward pass, with the gradients of parameters so far and without workspaces."""
+    largest_bytes: int | None = None
+    """The largest tensor the forward pass allocates."""
+    second_bytes: int | None = None
+    convolutions: tuple[ConvolutionCall, ...] | None = None
+    num_tensors: int | None = None
+    """Parameters that are trained, as tensors."""
+    largest_parameter_bytes: int | None = None
+    attention_heads: int | None = None
+    optimizer: str | None = None
+    """`Adam`, as in torch.optim."""
+    momentum: bool | None = None
+    foreach: bool | None = None
+    """Whether the optimizer works on lists of tensors; their temporaries are as large as all parameters."""
+    element_bytes: int | None = None
+    """Of what matrix products and convolutions compute with: 2 under autocast."""
+    is_checkpointed: bool | None = None
+    gpu: str = ""
+    torch_version: str = ""
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The empty fields."""
+        return tuple(
+            each.name
+            for each in fields(self)
+            if each.name not in _NOT_EXPECTED and getattr(self, each.name) is None
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether what a forward pass shows is known; a summary has only layers and parameters."""
+        needed = (self.parameter_bytes, self.saved_bytes, self.backward_peak_bytes, self.convolutions, self.layers)
+        return all(each is not None for each in needed)
+
+    @property
+    def family(self) -> Family:
+        kinds = {layer.kind for layer in self.layers or ()}
+        if self.convolutions or any(kind.startswith("Conv") for kind in kinds):
+            norms = sum(layer.kind.endswith("LayerNorm") for layer in self.layers or ())
+            return "transformer" if norms > len(self.convolutions or ()) > 0 else "cnn"
+        if any("Attention" in kind or ("Norm" in kind and not kind.startswith("BatchNorm")) for kind in kinds):
+            return "transformer"
+        return "transformer" if "Embedding" in kinds else "mlp"
+
+    def with_batch(self, batch_size: int) -> JobFeatures:
+        """The same model with another batch: what grows with the batch is scaled. Exact but for rounding where every
+        operator works on samples."""
+        if not self.batch_size:
+            raise ValueError("the batch size of the description is not known")
+        ratio = batch_size / self.batch_size
+
+        def scaled(value: int | None) -> int | None:
+            return None if value is None else round(value * ratio)
+
+        held = self.trainable_bytes or 0
+        peak = self.backward_peak_bytes
+        return replace(
+            self,
+            batch_size=batch_size,
+            input_shape=None if self.input_shape is None else (batch_size, *self.input_shape[1:]),
+            input_bytes=scaled(self.input_bytes),
+            saved_bytes=scaled(self.saved_bytes),
+            output_bytes=scaled(self.output_bytes),
+            forward_peak_bytes=scaled(self.forward_peak_bytes),
+            backward_peak_bytes=None if peak is None else round(max(peak - held, 0) * ratio) + min(peak, held),
+            largest_bytes=scaled(self.largest_bytes),
+            second_bytes=scaled(self.second_bytes),
+            layers=None
+            if self.layers is None
+            else tuple(replace(layer, activations=round(layer.activations * ratio)) for layer in self.layers),
+            convolutions=None
+            if self.convolutions is None
+            else tuple(
+                replace(
+                    each,
+                    x=(round(each.x[0] * ratio), *each.x[1:]),
+                    y=(round(each.y[0] * ratio), *each.y[1:]),
+                    saved_bytes=round(each.saved_bytes * ratio),
+                )
+                for each in self.convolutions
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """An instant estimate of reserved memory (`torch.cuda.max_memory_reserved`)."""
+
+    estimator: str
+    reserved_bytes: int
+    low_bytes: int | None = None
+    """With `high_bytes`, the interval that contains 95 % of runs; None: this estimator has none."""
+    high_bytes: int | None = None
+    is_whole_device: bool = False
+    """The number is of the whole card, not of PyTorch's allocator."""
+    bound_bytes: int | None = None
+    """Too low in at most 2 % of runs."""
+    notes: tuple[str, ...] = ()
+    """What the estimate does not know."""
+
+    def __post_init__(self) -> None:
+        if self.low_bytes is not None and self.high_bytes is not None:
+            assert self.low_bytes <= self.reserved_bytes <= self.high_bytes, self
+
+
+def features_from(value: Any) -> JobFeatures:
+    """From plain JSON values; a ValueError says what is wrong."""
+    return from_plain(JobFeatures, value)
+
+
+def plain_features(features: JobFeatures) -> dict[str, Any]:
+    """Without what is not known."""
+    plain = to_plain(features)
+    assert isinstance(plain, dict)
+    return {name: value for name, value in plain.items() if value is not None}

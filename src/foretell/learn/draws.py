@@ -1,0 +1,183 @@
+"""Draws random training jobs: what the data set is made of. Plain values, from a seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from foretell.errors import UsageError
+
+Kind = Literal["mlp", "cnn", "encoder", "torchvision", "timm", "language_model"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+OPTIMIZERS = ("SGD", "SGD-momentum", "Adam", "Adam-for", "AdamW", "Adagrad", "RMSprop", "Adamax", "NAdam", "Adadelta")
+PRECISIONS = ("float32", "amp", "bfloat16")
+ACTIVATIONS = (
+    "relu", "leaky_relu", "prelu", "elu", "selu", "tanh", "softplus", "swish", "mish", "gelu", "identity",
+)  # fmt: skip
+_PLAIN_SHARE = 0.6
+"""Of the jobs, with Adam in float32: what most people, and all of the measured runs, train with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """A job to label."""
+
+    kind: Kind
+    options: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    batch_size: int
+    optimizer: str = "Adam"
+    precision: str = "float32"
+    has_summary: bool = False
+    """A forward pass of two samples comes first, as tools that print a summary of the model do it."""
+
+    @property
+    def key(self) -> str:
+        return json.dumps([self.kind, self.options, self.batch_size, self.optimizer, self.precision, self.has_summary])
+
+    @property
+    def group(self) -> str:
+        """Jobs of one group are not independent of one another: the split is by group."""
+        name = str(next(filter(None, map(self.options.get, ("model", "model_type", "architecture"))), ""))
+        head = "".join(each if each.isalpha() else " " for each in name).split(" ")[0]
+        return f"{self.kind}-{head}" if head else self.kind
+
+
+def draw(kinds: tuple[str, ...], num: int, *, seed: int) -> list[Draw]:
+    """`num` jobs, the kinds in turn. The same seed gives the same first jobs, however many are drawn."""
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds:
+        raise UsageError(f"--kinds {','.join(kinds)}: must be among {', '.join(KINDS)}.")
+    generator = random.Random(seed)
+    return [_DRAWERS[kinds[i % len(kinds)]](random.Random(generator.getrandbits(64))) for i in range(num)]
+
+
+def _training(generator: random.Random) -> dict[str, str]:
+    if generator.random() < _PLAIN_SHARE:
+        return {}
+    return {"optimizer": generator.choice(OPTIMIZERS), "precision": generator.choice(PRECISIONS)}
+
+
+def _with(generator: random.Random, kind: Kind, batch_size: int, **options: str | int | float | bool | None) -> Draw:
+    training = _training(generator)
+    return Draw(
+        kind=kind, options=options, batch_size=batch_size, has_summary=generator.random() < 0.5,
+        optimizer=training.get("optimizer", "Adam"), precision=training.get("precision", "float32"),
+    )  # fmt: skip
+
+
+def _log_uniform(generator: random.Random, low: float, high: float) -> int:
+    return round(math.exp(generator.uniform(math.log(low), math.log(high))))
+
+
+def _mlp(generator: random.Random) -> Draw:
+    return _with(
+        generator, "mlp", _log_uniform(generator, 4, 4096),
+        input_size=_log_uniform(generator, 4, 8192), output_size=_log_uniform(generator, 1, 2048),
+        hidden_layers=generator.randint(1, 12),
+        architecture=generator.choice(["uniform", "gradual", "pyramid", "bottleneck"]),
+        activation=generator.choice(ACTIVATIONS), batch_norm=generator.random() < 0.5,
+        dropout=generator.choice([None, 0.1, 0.3, 0.5]), softmax=generator.random() < 0.5,
+    )  # fmt: skip
+
+
+def _cnn(generator: random.Random) -> Draw:
+    architecture = generator.choice(
+        ["uniform", "gradual", "pyramid", "bottleneck", "hourglass", "residual", "dense"]
+    )  # fmt: skip
+    image_size = _log_uniform(generator, 8, 256)
+    depth = generator.randint(2, 40)
+    # Jobs far beyond any card would teach little: the batch is drawn below a limit on the pixels.
+    largest = max(2.0, min(512.0, 3e7 / (image_size**2 * depth)))
+    return _with(
+        generator, "cnn", _log_uniform(generator, 2, largest),
+        input_channels=generator.choice([1, 3, 3, 4]), num_classes=_log_uniform(generator, 2, 2000), depth=depth,
+        architecture=architecture, base_filters=_log_uniform(generator, 8, 160), image_size=image_size,
+        activation=generator.choice(ACTIVATIONS[:-1]), batch_norm=generator.random() < 0.5,
+        dropout=generator.choice([None, None, 0.2]), pooling_frequency=generator.randint(1, 8),
+    )  # fmt: skip
+
+
+def _encoder(generator: random.Random) -> Draw:
+    heads = generator.choice([1, 2, 4, 8, 16])
+    length = generator.choice([16, 32, 64, 128, 256, 512, 1024])
+    return _with(
+        generator, "encoder", _log_uniform(generator, 1, max(2, 65536 / length)),
+        num_classes=_log_uniform(generator, 2, 1000), embedding_size=heads * 8 * generator.randint(2, 16),
+        num_layers=generator.randint(1, 16), num_heads=heads, ff_hidden_size=_log_uniform(generator, 64, 4096),
+        seq_length=length, vocab_size=_log_uniform(generator, 500, 1_000_000),
+        dropout=round(generator.uniform(0.0, 0.5), 3),
+    )  # fmt: skip
+
+
+def _torchvision(generator: random.Random) -> Draw:
+    name = generator.choice(_TORCHVISION)
+    small = name in ("inception_v3", "maxvit_t") or name.startswith(("vit_", "swin"))
+    size = {"inception_v3": 299}.get(name, 224) if small else generator.choice([64, 86, 96, 128, 160, 224, 288])
+    return _with(generator, "torchvision", _log_uniform(generator, 2, 128), model=name, image_size=size)
+
+
+def _timm(generator: random.Random) -> Draw:
+    return _with(generator, "timm", _log_uniform(generator, 2, 64), model=generator.choice(_TIMM))
+
+
+def _language_model(generator: random.Random) -> Draw:
+    heads = generator.choice([4, 8, 12, 16])
+    width = heads * 16 * generator.randint(1, 6)
+    layers = generator.randint(2, 16)
+    length = generator.choice([32, 64, 128, 256, 512])
+    kind = generator.choice(["gpt2", "llama", "opt", "qwen2", "gpt_neo", "bloom", "gpt_neox"])
+    vocabulary = generator.choice([8000, 32000, 50257, 128000])
+    sizes: dict[str, str | int | float | bool | None] = {
+        "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": vocabulary,
+    }  # fmt: skip
+    if kind == "gpt2":
+        sizes = {"n_embd": width, "n_layer": layers, "n_head": heads, "vocab_size": vocabulary}
+    elif kind == "bloom":
+        sizes = {"hidden_size": width, "n_layer": layers, "n_head": heads, "vocab_size": vocabulary}
+    elif kind == "gpt_neo":
+        sizes = {"hidden_size": width, "num_layers": layers, "num_heads": heads, "vocab_size": vocabulary,
+                 "attention_types": json.dumps([[["global"], layers]])}  # fmt: skip
+    elif kind == "opt":
+        sizes |= {"ffn_dim": 4 * width, "word_embed_proj_dim": width}
+    elif kind in ("llama", "qwen2"):
+        sizes |= {"intermediate_size": round(2.7 * width), "num_key_value_heads": generator.choice([heads, heads // 2])}
+    elif kind == "gpt_neox":
+        sizes |= {"intermediate_size": 4 * width}
+    batch = _log_uniform(generator, 1, max(2, 16384 / length))
+    return _with(generator, "language_model", batch, model_type=kind, length=length, **sizes)
+
+
+_TORCHVISION = (
+    "alexnet", "convnext_tiny", "convnext_small", "densenet121", "densenet169", "efficientnet_b0", "efficientnet_b2",
+    "efficientnet_v2_s", "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5", "mnasnet1_0", "mobilenet_v2",
+    "mobilenet_v3_large", "mobilenet_v3_small", "regnet_x_400mf", "regnet_y_1_6gf", "regnet_y_3_2gf", "resnet18",
+    "resnet34", "resnet50", "resnet101", "resnext50_32x4d", "shufflenet_v2_x1_0", "squeezenet1_0", "squeezenet1_1",
+    "swin_t", "vgg11", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vit_b_16", "vit_b_32", "wide_resnet50_2",
+)  # fmt: skip
+_TIMM = (
+    "beit_base_patch16_224", "botnet26t_256", "cait_xxs24_224", "coat_tiny", "convit_tiny", "convmixer_768_32",
+    "convnextv2_nano", "crossvit_tiny_240", "cspdarknet53", "cspresnet50", "darknet53", "deit_small_patch16_224",
+    "dla34", "dla60", "dm_nfnet_f0", "dpn68", "eca_nfnet_l0", "ecaresnet50d", "edgenext_small", "efficientformer_l1",
+    "efficientnet_b0", "efficientnet_b3", "efficientnet_lite0", "efficientnetv2_rw_t", "ese_vovnet39b", "fbnetc_100",
+    "fbnetv3_b", "gernet_m", "ghostnet_100", "gmlp_s16_224", "hardcorenas_a", "hrnet_w18", "inception_resnet_v2",
+    "inception_v4", "lcnet_100", "legacy_seresnet50", "levit_192", "maxvit_nano_rw_256", "mixer_s16_224",
+    "mixnet_s", "mobilenetv2_100", "mobilenetv3_large_100", "mobilevit_s", "nasnetalarge", "nf_resnet50",
+    "pit_s_224", "poolformer_s12", "pvt_v2_b1", "regnetx_032", "regnety_016", "repvgg_a2", "res2net50_26w_4s",
+    "resmlp_12_224", "resnest26d", "resnet26", "resnet50d", "resnetrs50", "resnetv2_50", "resnext50_32x4d",
+    "rexnet_100", "selecsls42b", "semnasnet_100", "seresnet50", "sequencer2d_s", "skresnet34", "spnasnet_100",
+    "swin_tiny_patch4_window7_224",
+    "tf_efficientnet_b0", "tinynet_a", "tresnet_m", "vgg13_bn", "visformer_small", "vit_small_patch16_224",
+    "volo_d1_224", "wide_resnet50_2", "xception41", "xcit_tiny_12_p16_224",
+)  # fmt: skip
+_DRAWERS: dict[str, Callable[[random.Random], Draw]] = {
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "encoder": _encoder,
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "language_model": _language_model,
+}

@@ -1,0 +1,187 @@
+"""Builds and trains the jobs of the data set, in a process that sees the virtual GPU. Torch is imported here.
+
+A job is trained for a few steps, as in the scripts of `evaluation/workloads`, whose nets it uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretell.learn.draws import Draw
+
+_INITIALIZERS = (
+    "uniform_", "normal_", "trunc_normal_", "constant_", "ones_", "zeros_", "eye_", "dirac_", "xavier_uniform_",
+    "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_",
+)  # fmt: skip
+STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    model: nn.Module
+    batch: Callable[[int], tuple[Any, torch.Tensor | None]]
+    """From a batch size to what the model is called with and its labels, both on the CPU."""
+
+
+def build(draw: Draw) -> Built:
+    """Weights are not initialized: values play no part."""
+    return _BUILDERS[draw.kind](draw)
+
+
+def train(draw: Draw) -> None:
+    """On the current card, from the model's construction to its third step."""
+    built = build(draw)
+    model = built.model.cuda().train()
+    if draw.precision == "bfloat16":
+        model = model.bfloat16()
+    if draw.has_summary:  # what tools that print a summary do first
+        _outputs(model, _moved(built.batch(2)[0]))
+    optimizer = make_optimizer(draw.optimizer, model)
+    criterion = nn.CrossEntropyLoss()
+    for _ in range(STEPS):
+        inputs, labels = built.batch(draw.batch_size)
+        inputs, labels = _moved(inputs), _moved(labels)
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=draw.precision == "amp"):
+            outputs = _outputs(model, inputs)
+            loss = criterion(outputs, labels) if labels is not None else outputs
+        loss.backward()
+        optimizer.step()
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """By its class in torch.optim; `SGD-momentum` has one, and `Adam-for` works tensor by tensor."""
+    kind, _, option = name.partition("-")
+    given: dict[str, dict[str, Any]] = {"momentum": {"momentum": 0.9}, "for": {"foreach": False}, "": {}}
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-3, **given[option])
+    return optimizer
+
+
+@contextlib.contextmanager
+def without_initialization() -> Iterator[None]:
+    """Random numbers and initial weights are left out: on the virtual GPU they decide nothing."""
+
+    def leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor
+
+    def zeros(*args: Any, size: Any = None, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(args[-1] if size is None else size, dtype=dtype or torch.int64)
+
+    replaced: list[tuple[Any, str, Any]] = [(nn.init, name, leave) for name in _INITIALIZERS]
+    replaced += [(torch, "randn", torch.empty), (torch, "rand", torch.empty), (torch, "randint", zeros)]
+    replaced += [(torch.Tensor, name, leave) for name in ("normal_", "uniform_", "trunc_normal_", "erfinv_")]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced if hasattr(owner, name)]
+    for owner, name, replacement in replaced:
+        setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+
+def _outputs(model: nn.Module, inputs: Any) -> torch.Tensor:
+    outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    if getattr(outputs, "loss", None) is not None:
+        outputs = outputs.loss
+    outputs = getattr(outputs, "logits", outputs)
+    if isinstance(outputs, (tuple, list)):
+        outputs = outputs[0]
+    assert isinstance(outputs, torch.Tensor)
+    return outputs
+
+
+def _moved(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _moved(each) for name, each in value.items()}
+    return None if value is None else value.cuda()
+
+
+# --- kinds of jobs ----------------------------------------------------------------------------------------------------
+
+
+def _mlp(draw: Draw) -> Built:
+    from foretell.evaluation.workloads import mlp
+
+    options = argparse.Namespace(**draw.options)
+    classes = options.output_size
+
+    def batch(size: int) -> tuple[Any, torch.Tensor]:
+        return torch.randn(size, options.input_size), torch.randint(0, max(2, classes), (size,))
+
+    return Built(mlp.build(options), batch)
+
+
+def _cnn(draw: Draw) -> Built:
+    from foretell.evaluation.workloads import synthetic_cnn
+
+    options = argparse.Namespace(**draw.options)
+    return Built(
+        synthetic_cnn.Net(options), _images(options.input_channels, options.image_size, options.num_classes)
+    )
+
+
+def _encoder(draw: Draw) -> Built:
+    from foretell.evaluation.workloads import transformer_encoder
+
+    options = argparse.Namespace(**draw.options)
+
+    def batch(size: int) -> tuple[Any, torch.Tensor]:
+        tokens = torch.randint(0, options.vocab_size, (size, options.seq_length))
+        return tokens, torch.randint(0, options.num_classes, (size,))
+
+    return Built(transformer_encoder.Classifier(options), batch)
+
+
+def _torchvision(draw: Draw) -> Built:
+    import torchvision
+
+    name = str(draw.options["model"])
+    given = {"init_weights": False, "aux_logits": False} if name in ("inception_v3", "googlenet") else {}
+    return Built(torchvision.models.get_model(name, **given), _images(3, int(draw.options["image_size"] or 224), 1000))
+
+
+def _timm(draw: Draw) -> Built:
+    import timm
+
+    model = timm.create_model(str(draw.options["model"]))
+    size = timm.data.resolve_model_data_config(model)["input_size"]
+    return Built(model, _images(size[0], size[-1], 1000))
+
+
+def _language_model(draw: Draw) -> Built:
+    import transformers
+
+    options: dict[str, Any] = dict(draw.options)
+    length = options.pop("length")
+    if "attention_types" in options:
+        options["attention_types"] = json.loads(options["attention_types"])
+    config = transformers.AutoConfig.for_model(options.pop("model_type"), **options)
+
+    def batch(size: int) -> tuple[Any, None]:
+        tokens = torch.randint(0, config.vocab_size, (size, length))
+        return {"input_ids": tokens, "labels": tokens}, None
+
+    return Built(transformers.AutoModelForCausalLM.from_config(config), batch)
+
+
+def _images(channels: int, size: int, classes: int) -> Callable[[int], tuple[Any, torch.Tensor]]:
+    return lambda batch: (torch.randn(batch, channels, size, size), torch.randint(0, classes, (batch,)))
+
+
+_BUILDERS: dict[str, Callable[[Draw], Built]] = {
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "encoder": _encoder,
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "language_model": _language_model,
+}

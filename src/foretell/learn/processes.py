@@ -1,0 +1,151 @@
+"""Starts processes on the virtual GPU (`worker.py`) that describe and label jobs, and asks them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from foretell import gpus
+from foretell.errors import UnsupportedError
+from foretell.records import Gpu
+from foretell.rules import library_bytes
+from foretell.runs.scratch import scratch_folder
+from foretell.virtual import environment, library_paths
+
+LABEL_GPU = "400GiB,sm80"
+"""So large that no job runs out of memory: a label is what a job needs, and whether it fits is a comparison."""
+_JOBS_PER_PROCESS = 2000
+
+
+class Worker:
+    """A process on a card; a new one after a crash, and after so many jobs that leaks could show."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._process: subprocess.Popen[str] | None = None
+        self._num_jobs = 0
+        self._scratch = scratch_folder("worker-")
+        self._folder = self._scratch.__enter__()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+        self._scratch.__exit__(kind, error, at)
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """An answer with `problem` says why there is nothing else in it."""
+        if self._process is None or self._num_jobs >= _JOBS_PER_PROCESS:
+            self._end()
+            self._process = self._started()
+        self._num_jobs += 1
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        log = (self._folder / "log").read_text(errors="replace").strip().splitlines()
+        is_first = self._num_jobs == 1
+        self._end()
+        last = log[-1] if log else "no output"
+        if is_first:
+            raise UnsupportedError(f"the process that describes jobs cannot start: {last}")
+        return {"problem": f"the process died: {last}"}
+
+    def _started(self) -> subprocess.Popen[str]:
+        linker = self._folder / "libcuda.so"
+        if not linker.is_symlink():
+            linker.symlink_to(library_paths().cuda)
+        variables = {
+            **os.environ,
+            **environment(
+                self._gpu,
+                context_bytes=self._gpu.context_bytes,
+                libraries=library_bytes(self._gpu),
+                log_prefix="",
+            ),
+            "TRITON_LIBCUDA_PATH": str(self._folder),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        self._num_jobs = 0
+        with open(self._folder / "log", "w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "foretell.learn.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=log, text=True, env=variables,
+            )  # fmt: skip
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def ask_all(
+    questions: Sequence[dict[str, Any]], *, workers: int, gpu: str = LABEL_GPU
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each question and its answer, as they come."""
+    card = gpus.find(gpu)
+    parts = [range(i, len(questions), workers) for i in range(min(workers, len(questions)))]
+    yield from _together([partial(_ask_part, questions, part, card) for part in parts])
+
+
+def _ask_part(
+    questions: Sequence[dict[str, Any]], numbers: Iterable[int], card: Gpu
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    with Worker(card) as worker:
+        for number in numbers:
+            yield number, worker.ask(questions[number])
+
+
+def _together(parts: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
+    """The results of several iterators, each in a thread of its own."""
+    import queue
+    import threading
+
+    results: queue.Queue[tuple[bool, Any]] = queue.Queue(maxsize=64)
+    is_over = threading.Event()
+
+    def work(part: Callable[[], Iterator[Any]]) -> None:
+        try:
+            for each in part():
+                if is_over.is_set():
+                    return
+                results.put((True, each))
+            results.put((False, None))
+        except BaseException as error:
+            results.put((False, error))
+
+    running = len(parts)
+    with ThreadPoolExecutor(max(1, running)) as threads:
+        for part in parts:
+            threads.submit(work, part)
+        try:
+            while running:
+                is_result, value = results.get()
+                if is_result:
+                    yield value
+                    continue
+                running -= 1
+                if value is not None:
+                    raise value
+        finally:
+            is_over.set()
+            while not results.empty():
+                results.get_nowait()
+

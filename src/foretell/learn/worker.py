@@ -1,0 +1,93 @@
+"""A process on the virtual GPU that describes and labels many jobs, one after another.
+
+Lines of JSON come in (`{"draw": ...}` or `{"script": ..., "arguments": [...]}`) and go out, one for one. A label is the
+reserved memory of a few steps. It is to the byte that of a process of its own, because what a job leaves is cleared:
+garbage, cuBLAS workspaces, cached blocks. After an out-of-memory error or a crash the caller starts another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import runpy
+import sys
+import time
+from typing import Any
+
+import torch
+
+from foretell.inside.describe import Catcher, Described
+from foretell.learn.draws import Draw
+from foretell.learn.jobs import train, without_initialization
+from foretell.plain import from_plain
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what jobs print does not mix with the answers
+    sys.modules["deepspeed"] = None  # type: ignore[assignment]  # transformers imports it, which takes seconds
+    torch.zeros(1, device="cuda")
+    _load_libraries()
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        question = json.loads(line)
+        started = time.process_time()
+        try:
+            with without_initialization():
+                answer = _label(question["draw"]) if "draw" in question else _describe(question)
+        except Exception as error:
+            answer = {"problem": f"{type(error).__name__}: {str(error)[:300]}"}
+        answer["seconds"] = time.process_time() - started
+        _clear()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _load_libraries() -> None:
+    """cuBLAS and cuDNN once, so that no job's first call is charged with them."""
+    weight = torch.zeros(8, 8, device="cuda")
+    weight @ weight
+
+
+def _label(given: Any) -> dict[str, Any]:
+    draw = from_plain(Draw, given)
+    descriptions: list[Any] = []
+    with Catcher(descriptions.append):
+        train(draw)
+    torch.cuda.synchronize()
+    return {"features": descriptions[0] if descriptions else None, "reserved_bytes": torch.cuda.max_memory_reserved()}
+
+
+def _describe(question: dict[str, Any]) -> dict[str, Any]:
+    """The job of a training script of foretell's own, up to its first backward pass."""
+    found: list[Any] = []
+
+    def caught(description: Any) -> None:
+        found.append(description)
+        raise Described
+
+    before = sys.argv[:]
+    sys.argv[:] = [question["script"], *question["arguments"]]
+    try:
+        with Catcher(caught), contextlib.suppress(Described):
+            runpy.run_path(question["script"], run_name="__main__")
+    finally:
+        sys.argv[:] = before
+    if not found:
+        return {"problem": "no backward pass was seen"}
+    return {"features": found[0]}
+
+
+def _clear() -> None:
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.clear_autocast_cache()
+
+
+if __name__ == "__main__":
+    main()
