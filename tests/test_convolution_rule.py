@@ -19,8 +19,8 @@ import pytest
 from foretell import gpus
 from foretell.records import LibraryBytes
 from foretell.rules.convolution import Convolution, Direction
-from foretell.rules.convolution_workspaces import fitted_workspace
-from foretell.virtual.environment import environment, library_paths
+from foretell.rules.convolution_workspaces import fitted_workspace, largest_workspace, next_workspace
+from foretell.virtual.environment import Workspaces, environment, library_paths
 
 TABLE = Path(__file__).parent / "data" / "convolution_workspaces.csv"
 WITH_A_RULE, WITHOUT = "a100-40gb", "rtx-3060"
@@ -77,12 +77,14 @@ class Case(NamedTuple):
     w: tuple[int, ...]
 
 
-def in_c(cases: list[Case], gpu: str) -> list[int]:
+def in_c(cases: list[Case], gpu: str, workspaces: Workspaces = "asked") -> list[int]:
     nothing = LibraryBytes(cublas=0, cudnn=0, nccl=0)
     run = subprocess.run(
         [sys.executable, "-c", ASKING, str(library_paths().cuda)],
         input="".join(f"{json.dumps(case)}\n" for case in cases),
-        env=environment(gpus.find(gpu), context_bytes=0, libraries=nothing, log_prefix="", base={}),
+        env=environment(
+            gpus.find(gpu), context_bytes=0, libraries=nothing, log_prefix="", base={}, workspaces=workspaces
+        ),
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return [int(line) for line in run.stdout.split()]
@@ -143,6 +145,24 @@ def test_both_rules_agree_on_both_sides_of_every_border() -> None:
     for direction in DIRECTIONS:
         sizes = [size for case, size in zip(cases, expected, strict=True) if case.direction == direction]
         assert min(sizes) == 0 < sum(size > 0 for size in sizes), direction
+
+
+def test_both_say_what_the_next_engine_needs() -> None:
+    cases = list(drawn(1000))
+    for gpu in (WITH_A_RULE, WITHOUT):
+        usual = in_python(cases, gpu)
+        expected = [next_workspace(convolution(case), size) for case, size in zip(cases, usual, strict=True)]
+        assert in_c(cases, gpu, "next") == expected
+        assert all(more >= size for more, size in zip(expected, usual, strict=True))
+    assert in_c(cases[:100], WITH_A_RULE, "none") == [0] * 100
+
+
+@pytest.mark.parametrize(("usual", "copies"), [(0, 1), (1, 2), (2, 2)])
+def test_the_next_engine_copies_once_or_twice(usual: int, copies: int) -> None:
+    computed = convolution(square("data", 64, 64, 3))
+    once = computed.x_bytes + computed.y_bytes + computed.w_bytes
+    assert next_workspace(computed, usual * once) == copies * once
+    assert largest_workspace(computed, usual * once) == 2 * once
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,12 @@ TOLD_AND_BUILT = """
 """
 
 
-def run_both(text: str, gpu: str, warm_runs: WarmRuns, folder: Path) -> tuple[Trace, Trace]:
+def run_both(text: str, gpu: str, warm_runs: WarmRuns, folder: Path, **options: str) -> tuple[Trace, Trace]:
     script = folder / "script.py"
     script.write_text(textwrap.dedent(text))
     traces = []
     for engine in ("virtual", "cpu"):
-        run = warm_runs.run(script, gpu=gpu, engine=engine, trace=folder / engine)
+        run = warm_runs.run(script, gpu=gpu, engine=engine, trace=folder / engine, **options)
         assert "DONE" in run.stdout, run.tail()
         traces.append(load(folder / engine))
     if traces[0].has_ruled_workspaces:
@@ -134,6 +134,22 @@ def test_every_allocation_of_a_convolution_is_that_of_the_virtual_gpu(
 def test_the_plan_is_the_one_torch_would_take(line: str, warm_runs: WarmRuns, tmp_path: Path) -> None:
     virtual, cpu = run_both(FLAGS.format(line=line), "rtx-3060", warm_runs, tmp_path)
     assert sizes(cpu) == sizes(virtual)
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="there is no virtual GPU without the CUDA build of torch")
+@pytest.mark.parametrize("workspaces", ["none", "next"])
+def test_another_engine_is_another_for_both(workspaces: str, warm_runs: WarmRuns, tmp_path: Path) -> None:
+    virtual, cpu = run_both(FLAGS.format(line=""), "a100-40gb", warm_runs, tmp_path, workspaces=workspaces)
+    assert distinct(cpu) == distinct(virtual)
+    usual, _ = run_both(FLAGS.format(line=""), "a100-40gb", warm_runs, tmp_path)
+    assert sum(usual.convolutions.workspace_bytes) > 0
+    if workspaces == "none":
+        assert not any(virtual.convolutions.workspace_bytes)
+    else:
+        assert all(
+            abs(now - then) > max(512, then // 20)
+            for now, then in zip(virtual.convolutions.workspace_bytes, usual.convolutions.workspace_bytes, strict=True)
+        )
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="there is no virtual GPU without the CUDA build of torch")

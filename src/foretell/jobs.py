@@ -17,6 +17,7 @@ from foretell.records import Engine, Gpu, Isolation, IsolationMode, LibraryBytes
 SCHEMA = "foretell.job/1"
 Steps = Literal["auto", "all", "worst"] | int
 Events = Literal["late", "early"]
+Workspaces = Literal["asked", "none", "next"]
 Assumption = Literal["low", "typical", "high"]
 _LONGEST_SECONDS = 1e8
 
@@ -44,6 +45,9 @@ class CaptureOptions:
     values: bool = True
     events: Events = "late"
     """When work on another stream counts as finished: as late as on a real card, or immediately."""
+    workspaces: Workspaces = "asked"
+    """Which of cuDNN's engines computes a convolution: the one it prefers, the one with the smallest workspace, or the
+    first whose workspace is another one. The difference is what its choice means for the peak."""
     assume: Assumption = "typical"
     """If a size depends on unknown tensor values: assume that none, half or all of the elements count."""
     engine: Engine | Literal["auto"] = "auto"

@@ -46,6 +46,11 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
         "--events", choices=["late", "early"], default="late",
         help="when work on a second stream completes: as late as on a real GPU (default), or at once",
     )  # fmt: skip
+    card.add_argument(
+        "--workspaces", choices=["asked", "none", "next"], default="asked",
+        help="the cuDNN engine of each convolution: its first choice (default), the one with the smallest workspace, "
+        "or the next one with another workspace",
+    )  # fmt: skip
     job = parser.add_argument_group("run")
     job.add_argument(
         "--steps", metavar="N|auto|all|worst", default="auto",
@@ -114,6 +119,7 @@ def job_of(options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_sho
         keep_writes=options.keep_writes is not None,
         offline=not options.online,
         events=options.events,
+        workspaces=options.workspaces,
         assume=options.assume,
         engine=_engine(options),
         execute=options.execute,

@@ -19,6 +19,25 @@ def workspace_by_rule(convolution: Convolution, compute_capability: tuple[int, i
     return planned_workspace(convolution, compute_capability)
 
 
+def next_workspace(convolution: Convolution, usual: int) -> int:
+    """Of another engine, where one needs `usual` by rule: all three tensors copied once, else twice."""
+    once = _one_copy(convolution)
+    return once if usual < once else largest_workspace(convolution, usual)
+
+
+def largest_workspace(convolution: Convolution, usual: int) -> int:
+    """Of all engines, which cudnn.benchmark tries. cuDNN 9.8, asked for A100 and RTX 3060, has hardly any that need
+    more than all three tensors twice."""
+    return max(usual, 2 * _one_copy(convolution))
+
+
+def _one_copy(convolution: Convolution) -> int:
+    """0 for what engines compute without copies: grouped convolutions, and those in 3-D."""
+    if len(convolution.x) != 4 or convolution.groups > 1:
+        return 0
+    return convolution.x_bytes + convolution.y_bytes + convolution.w_bytes
+
+
 def fitted_workspace(convolution: Convolution, compute_capability: tuple[int, int]) -> int:
     """The rule of native/libraries/convolution.c, fitted to fp32 runs on an A100 (sm80): tensor-core engines copy x, y
     and w into NHWC with channels padded to 4. On other cards, no rule was found that beats assuming zero."""

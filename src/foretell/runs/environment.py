@@ -48,6 +48,7 @@ def child_environment(job: Job, directory: Path, *, isolation: IsolationMode = "
             libraries=libraries_of(job),
             log_prefix=str(directory / "native"),
             events=options.events,
+            workspaces=options.workspaces,
             is_preloaded=is_preloaded,
             base=base,
         ),

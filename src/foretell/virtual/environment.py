@@ -13,6 +13,7 @@ from foretell.errors import UnsupportedError
 from foretell.records import Gpu, LibraryBytes, MeasuredConvolution
 
 Events = Literal["late", "early"]
+Workspaces = Literal["asked", "none", "next"]
 # cuDNN's numbers for the three operations, as the virtual GPU uses them.
 _OPERATIONS = {"forward": 10, "weights": 11, "data": 12}
 
@@ -54,6 +55,7 @@ def environment(
     log_prefix: str,
     num_devices: int = 1,
     events: Events = "late",
+    workspaces: Workspaces = "asked",
     is_preloaded: bool = True,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
@@ -86,6 +88,7 @@ def environment(
         "nccl_library": libraries.nccl,
         "batch_norm_library": libraries.cudnn_batch_norm,
         "events": events,
+        "workspaces": workspaces,
     }
     described = {
         "FORETELL_DEVICE": ";".join(f"{key}={value}" for key, value in device.items()),

@@ -102,11 +102,13 @@ class Cudnn:
         if is_driver_preloaded():
             # The driver's functions of the same names come first, also for cuDNN's internal calls; they forward ours.
             library = ctypes.CDLL(None)
+        self._is_ordered_by_driver = library is not real
         self._create = _typed(library.cudnnBackendCreateDescriptor, number, pointer)
         self._destroy = _typed(library.cudnnBackendDestroyDescriptor, pointer)
         self._finalize = _typed(library.cudnnBackendFinalize, pointer)
         self._set = _typed(library.cudnnBackendSetAttribute, pointer, number, number, count, pointer)
         self._get = _typed(library.cudnnBackendGetAttribute, pointer, number, number, count, pointer, pointer)
+        self._wanted = card.get("workspaces", "asked")
         text = json.dumps(_described(card, int(real.cudnnGetCudartVersion()))).encode()
         self._device = _Descriptor(self, _DEVICE)
         self._device.set(_DEVICE_JSON, _CHAR, (ctypes.c_char * len(text)).from_buffer_copy(text))
@@ -172,7 +174,19 @@ class Cudnn:
         heuristics.set_descriptors(_HEURISTICS_DEVICE, self._device)
         heuristics.finalize()
         configs = [_Descriptor(self, _CONFIG) for _ in range(heuristics.get(_HEURISTICS_RESULTS, _DESCRIPTOR, None))]
-        return configs[: heuristics.get(_HEURISTICS_RESULTS, _DESCRIPTOR, _addresses(*configs))] if configs else []
+        if not configs:
+            return []
+        return self._ordered(configs[: heuristics.get(_HEURISTICS_RESULTS, _DESCRIPTOR, _addresses(*configs))])
+
+    def _ordered(self, configs: list[_Descriptor]) -> list[_Descriptor]:
+        """order_configs of native/libraries/cudnn.c, which does it where the driver is preloaded."""
+        if self._wanted == "asked" or self._is_ordered_by_driver:
+            return configs
+        sizes = {id(config): config.number(_CONFIG_WORKSPACE) for config in configs}
+        if self._wanted == "none":
+            return sorted(configs, key=lambda config: sizes[id(config)])
+        first = sizes[id(configs[0])]
+        return sorted(configs, key=lambda config: abs(sizes[id(config)] - first) <= max(512, first // 20))
 
     def _engine(self, config: _Descriptor) -> _Descriptor:
         engine = _Descriptor(self, _ENGINE)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
-from ...rules.convolution_workspaces import workspace_by_rule
+from ...rules.convolution_workspaces import largest_workspace, next_workspace, workspace_by_rule
 from ...versions import Version
 from .cudnn import Cudnn, CudnnError, Layer, library_of
 
@@ -39,4 +39,7 @@ class Workspaces:
         # As the virtual GPU offers by rule (native/libraries/cudnn.c); only cudnn.benchmark tries the last.
         asked = layer.convolution
         ruled = workspace_by_rule(asked, self._capability, self._torch_version)
-        return ruled, 0, 2 * (asked.x_bytes + asked.y_bytes + asked.w_bytes)
+        largest = largest_workspace(asked, ruled)
+        wanted = self._card.get("workspaces", "asked")
+        first = {"none": 0, "next": next_workspace(asked, ruled)}.get(wanted, ruled)
+        return first, 0, largest

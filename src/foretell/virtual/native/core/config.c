@@ -28,6 +28,11 @@ static const struct { const char *key; size_t offset; } KEYS[] = {
 static void set_key(const char *key, const char *value) {
     if (!strcmp(key, "name")) { snprintf(the_card.name, sizeof the_card.name, "%s", value); return; }
     if (!strcmp(key, "events")) { the_card.events_late = strcmp(value, "early") != 0; return; }
+    if (!strcmp(key, "workspaces")) {
+        the_card.workspaces = !strcmp(value, "none") ? WORKSPACES_NONE
+            : !strcmp(value, "next") ? WORKSPACES_NEXT : WORKSPACES_ASKED;
+        return;
+    }
     for (size_t i = 0; i < sizeof KEYS / sizeof *KEYS; i++)
         if (!strcmp(key, KEYS[i].key)) {
             *(int64_t *)((char *)&the_card + KEYS[i].offset) = strtoll(value, NULL, 0);

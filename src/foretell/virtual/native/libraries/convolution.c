@@ -122,11 +122,20 @@ int64_t workspace_of(const Operation *operation) {
     return measured_workspace(operation, &bytes) ? bytes : ruled_workspace(operation);
 }
 
+/* All three tensors, once; 0 for what engines compute without copies: grouped convolutions, and those in 3-D. */
+static int64_t one_copy(const Operation *o) {
+    if (o->x.num_dimensions != 4 || o->w.dimensions[1] != o->x.dimensions[1]) return 0;
+    return element_bytes(o->x.data_type) * (elements(&o->x, false) + elements(&o->y, false) + elements(&o->w, false));
+}
+
 /* cuDNN 9.8, asked for A100 and RTX 3060, has engines that take up to twice x, y and w for the data gradient and up
  * to 1.9 times for the others; hardly any that take more. */
 int64_t largest_workspace_of(const Operation *o) {
-    if (o->x.num_dimensions != 4 || o->w.dimensions[1] != o->x.dimensions[1]) return workspace_of(o);
-    int64_t all = elements(&o->x, false) + elements(&o->y, false) + elements(&o->w, false);
-    int64_t usual = workspace_of(o), twice = 2 * element_bytes(o->x.data_type) * all;
+    int64_t usual = workspace_of(o), twice = 2 * one_copy(o);
     return usual > twice ? usual : twice;
+}
+
+int64_t next_workspace_of(const Operation *o) {
+    int64_t once = one_copy(o);
+    return workspace_of(o) < once ? once : largest_workspace_of(o);
 }

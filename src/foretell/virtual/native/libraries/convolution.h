@@ -14,6 +14,8 @@ int64_t elements(const Shape *shape, bool pads_channels);
 /* Where cuDNN cannot be asked: as measured (foretell calibrate), else by rule. */
 int64_t workspace_of(const Operation *operation);
 bool has_measured_workspace(const Operation *operation);
+/* Of the next engine that differs: one that copies all tensors once, else twice. */
+int64_t next_workspace_of(const Operation *operation);
 /* Of all engines that cudnn.benchmark tries. */
 int64_t largest_workspace_of(const Operation *operation);
 

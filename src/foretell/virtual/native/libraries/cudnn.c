@@ -188,6 +188,49 @@ static bool tells_workspace(void *config, int64_t *bytes) {
     return !INSIDE(real.get(config, CONFIG_WORKSPACE, TYPE_INT64, 1, &count, bytes)) && count == 1;
 }
 
+/* Puts the configurations of the wanted choice first, and keeps the order among equals. NONE: by their workspaces.
+ * NEXT: those whose workspace differs from the first one's by more than a block of PyTorch's allocator and a
+ * twentieth; engines often come with several sizes of their tiles. */
+static void order_configs(void **configs, int64_t count) {
+    if (count < 2) return;
+    int64_t *bytes = allocate(sizeof *bytes * (size_t)count);
+    for (int64_t i = 0; i < count; i++)
+        if (!tells_workspace(configs[i], &bytes[i])) bytes[i] = INT64_MAX;
+    int64_t near = bytes[0] / 20 > 512 ? bytes[0] / 20 : 512, first = bytes[0];
+    for (int64_t i = 0; card()->workspaces == WORKSPACES_NEXT && i < count; i++)
+        bytes[i] = bytes[i] < first - near || bytes[i] - near > first ? 0 : 1; /* now a rank: 0 comes first */
+    for (int64_t i = 1; i < count; i++) { /* insertion: a few dozen, and stable */
+        int64_t value = bytes[i], at = i;
+        void *config = configs[i];
+        for (; at > 0 && bytes[at - 1] > value; at--) bytes[at] = bytes[at - 1], configs[at] = configs[at - 1];
+        bytes[at] = value, configs[at] = config;
+    }
+    free(bytes);
+}
+
+/* The heuristics' results for a choice other than cuDNN's own. Newer torch asks for one of them at first, so all are
+ * fetched here, ordered, and exchanged for the caller's. */
+static int get_chosen(Descriptor *d, int64_t room, int64_t *count, Descriptor **given) {
+    int64_t found = 0;
+    int status = INSIDE(real.get(d->real, HEURISTICS_RESULTS, TYPE_DESCRIPTOR, 0, &found, NULL));
+    if (status) return status;
+    void **configs = allocate(sizeof *configs * (size_t)(found + 1));
+    for (int64_t i = 0; !status && i < found; i++) status = INSIDE(real.create(ENGINE_CONFIG, &configs[i]));
+    int64_t num_made = found;
+    if (!status) status = INSIDE(real.get(d->real, HEURISTICS_RESULTS, TYPE_DESCRIPTOR, num_made, &found, configs));
+    if (!status) order_configs(configs, found);
+    for (int64_t i = 0; !status && i < found && i < room; i++) {
+        if (!given[i]) continue;
+        void *mine = configs[i];
+        configs[i] = given[i]->real, given[i]->real = mine, given[i]->operation = d->operation;
+    }
+    for (int64_t i = 0; i < num_made; i++)
+        if (configs[i]) INSIDE(real.destroy(configs[i]));
+    free(configs);
+    if (count) *count = found < room ? found : room;
+    return status;
+}
+
 EXPORT int cudnnBackendSetAttribute(void *descriptor, int attribute, int type, int64_t count, const void *values) {
     NEEDS(descriptor);
     if (is_inside) return real.set(descriptor, attribute, type, count, values);
@@ -228,8 +271,9 @@ EXPORT int cudnnBackendFinalize(void *descriptor) {
 enum { USUAL, NONE, LARGEST, NUM_RULED_CONFIGS };
 
 static int64_t offered_workspace(const Descriptor *d) {
-    if (d->choice == USUAL) return workspace_of(&d->operation);
-    return d->choice == LARGEST ? largest_workspace_of(&d->operation) : 0;
+    if (d->choice == LARGEST) return largest_workspace_of(&d->operation);
+    if (d->choice == NONE || card()->workspaces == WORKSPACES_NONE) return 0;
+    return card()->workspaces == WORKSPACES_NEXT ? next_workspace_of(&d->operation) : workspace_of(&d->operation);
 }
 
 static int answer(int64_t number, int64_t *count, void *values) {
@@ -275,6 +319,8 @@ EXPORT int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, i
     if (type != TYPE_DESCRIPTOR || !values || room <= 0)
         return INSIDE(real.get(d->real, attribute, type, room, count, values));
     Descriptor **given = values;
+    if (attribute == HEURISTICS_RESULTS && d->operation.type && card()->workspaces != WORKSPACES_ASKED)
+        return get_chosen(d, room, count, given);
     void **behind = allocate(sizeof *behind * (size_t)room); /* the caller's descriptors are filled in, not replaced */
     for (int64_t i = 0; i < room; i++) behind[i] = given[i] ? given[i]->real : NULL;
     int status = INSIDE(real.get(d->real, attribute, type, room, count, behind));
