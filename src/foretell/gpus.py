@@ -136,6 +136,7 @@ def _described(text: str) -> Gpu:
         total_bytes=total_bytes,
         is_measured=False,
         gpu_class=None,
+        power_watts=None,
     )
 
 
@@ -148,6 +149,7 @@ def _with_sms(gpu: Gpu, num_sms: int) -> Gpu:
         fp32_flops=gpu.fp32_flops * scale,
         tensor_flops=gpu.tensor_flops * scale,
         context_bytes=gpu.context_bytes + (num_sms - gpu.num_sms) * gpu.threads_per_sm * KIB,
+        power_watts=gpu.power_watts and round(gpu.power_watts * scale),
     )
 
 
@@ -209,6 +211,7 @@ def _gpu(name: str, row: dict[str, Any], limits: dict[str, int]) -> Gpu:
         pci_device_id=row["pci_device_id"],
         context_bytes=limits["context_base_mib"] * MIB + row["num_sms"] * limits["threads_per_sm"] * KIB,
         gpu_class=row["class"],
+        power_watts=row.get("power_watts"),
     )
 
 

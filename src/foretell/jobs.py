@@ -64,6 +64,10 @@ class CaptureOptions:
     """Record which training settings could be changed (`inside/watch/survey.py`)."""
     alternatives: tuple[str, ...] = ()
     """Changes to apply to the script's training (`inside/change/alternatives.py`)."""
+    time: bool = False
+    """Record the operators of a step, from which its time and utilization follow."""
+    host_factor: float | None = None
+    """How much slower the CPU beside the card is than a fast one; None: typical."""
     verbose: bool = False
     """Show the whole traceback also of an out-of-memory error, whose message and line are in the result."""
     phases: bool = True
@@ -73,6 +77,8 @@ class CaptureOptions:
     def __post_init__(self) -> None:
         if isinstance(self.steps, int) and self.steps < 1:
             raise UsageError(f"--steps {self.steps}: must be a number (1 or more), auto, all or worst.")
+        if self.host_factor is not None and not 0.1 <= self.host_factor <= 100:
+            raise UsageError(f"--host-factor {self.host_factor:g}: must be a number from 0.1 to 100.")
         if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= _LONGEST_SECONDS:
             raise UsageError(
                 f"--timeout {self.timeout_seconds:g}: must be more than 0 and at most {_LONGEST_SECONDS:g} seconds."

@@ -57,6 +57,8 @@ class Gpu:
     """Estimated memory of an empty CUDA process."""
     gpu_class: GpuClass | None = None
     """How it is sold; None: described by its memory, or read from an older file."""
+    power_watts: int | None = None
+    """Power of the board as sold; None as for `gpu_class`."""
 
     def __post_init__(self) -> None:
         assert min(self.total_bytes, self.num_sms) > 0, f"{self.name}: {self.total_bytes} bytes, {self.num_sms} SMs"
@@ -247,6 +249,104 @@ class Together:
     device_bytes: int
     """At most: the sum of their peaks, which need not coincide."""
     reserved_bytes: int
+
+
+Bound = Literal["gpu", "host", "loader", "copies", "mixed"]
+"""What a step waits for most: mixed if nothing stands out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """How long a step takes, once training is steady."""
+
+    kind: Literal["training", "inference"]
+    """A step of the optimizer, or one pass of a model without gradients."""
+    step_ms: float
+    step_low_ms: float
+    step_high_ms: float
+    gpu_busy_ms: float
+    """At least one kernel or copy runs on the GPU."""
+    host_ms: float
+    """The CPU's own time to issue the step, without waiting for the GPU or for data."""
+    loader_ms: float
+    copy_ms: float
+    """Copies between host and GPU."""
+    bound: Bound
+    samples_per_second: float | None
+    """None if the batches of the step are not known."""
+    phases: dict[str, float]
+    """Milliseconds, by phase."""
+    host_factor: float
+    """How much slower than the CPU of this machine the host is taken to be."""
+    host_factor_source: Literal["typical", "given"]
+
+    def __post_init__(self) -> None:
+        assert 0 < self.step_low_ms <= self.step_ms <= self.step_high_ms, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """Shares of a steady step, as NVIDIA's DCGM counts them."""
+
+    gpu: float
+    """GPU utilization of nvidia-smi."""
+    gract: float
+    """Graphics engine active: some kernel runs."""
+    smact: float
+    """SM active: SMs that hold at least one warp."""
+    smocc: float
+    """SM occupancy: warps on the SMs, of all they can hold."""
+    tensor_active: float
+    fp32_active: float
+    dram_active: float
+    """Memory bandwidth used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityTimeline:
+    """The same over one steady step, in buckets of equal length."""
+
+    bucket_ms: float
+    gract: tuple[float, ...]
+    smact: tuple[float, ...]
+    dram_active: tuple[float, ...]
+    phase: tuple[Phase, ...]
+    """The phase that the GPU works for, or worked for last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """GPU time of all kernels of a class, or of a module."""
+
+    name: str
+    ms: float
+    share: float
+    """Of the time of all kernels."""
+    of_peak: float
+    """FLOPs, relative to what the card sustains."""
+    of_bandwidth: float
+    module: str | None
+    """Where most of it is spent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Performance:
+    """Time and utilization of a steady step on one card. None of it is measured on that card."""
+
+    time: StepTime
+    activity: Activity
+    activity_low: Activity
+    activity_high: Activity
+    timeline: ActivityTimeline
+    kernels: tuple[KernelTime, ...]
+    """By class, slowest first."""
+    modules: tuple[KernelTime, ...]
+    """By module, slowest first; empty without attribution."""
+    unknown_share: float
+    """Of the kernels' time: operators without a rule."""
+    joules: float | None
+    """Energy of the card for a step; None if its power is not known."""
+    caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -566,6 +666,8 @@ class Estimate:
     """None: not recorded, because nothing was trained or the trace is older."""
     orders: Orders | None = None
     """None: not requested."""
+    performance: Performance | None = None
+    """Time and utilization of a step; None: not requested, or not known (a caveat says why)."""
 
     @property
     def complete(self) -> bool:

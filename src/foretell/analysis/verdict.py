@@ -13,8 +13,20 @@ from foretell.analysis.leaks import find_leaks
 from foretell.analysis.lifetimes import attribute
 from foretell.analysis.processes import oom_together, together
 from foretell.analysis.steps import most_waiting_bytes, step_peaks
-from foretell.records import Attribution, Estimate, Leak, OutsidePeak, PeakMemory, Phase, StepPeak, first_at
+from foretell.records import (
+    Attribution,
+    Estimate,
+    Leak,
+    OutOfMemory,
+    OutsidePeak,
+    PeakMemory,
+    Performance,
+    Phase,
+    StepPeak,
+    first_at,
+)
 from foretell.rules import overhead
+from foretell.time import performance, why_unknown
 from foretell.trace import DeviceMemory, Trace
 from foretell.trace.records import PHASES
 from foretell.units import format_bytes
@@ -62,6 +74,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         device_high_bytes=reserved + beside.high_bytes,
         request_bytes=reserved + beside.request_bytes,
     )
+    step, step_time_caveats = _performance(trace, oom)
     attribution, attribution_caveats = _attribution(trace, counters, history) if attributes else (None, ())
     return Estimate(
         engine=trace.engine,
@@ -74,7 +87,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         steps=steps,
         oom=oom,
         phases_seen=_phases_seen(trace, attribution),
-        caveats=(*caveats_of(trace, peak, oom, at_once), *step_caveats, *attribution_caveats),
+        caveats=(*caveats_of(trace, peak, oom, at_once), *step_caveats, *attribution_caveats, *step_time_caveats),
         redirected_writes=trace.redirected_writes,
         not_sent=trace.not_sent,
         isolation=trace.isolation,
@@ -94,6 +107,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
         ended_by=end,
         foretell_version=trace.foretell_version,
         batches=batches_of(trace, steps, outside_steps, oom),
+        performance=step,
     )
 
 
@@ -129,6 +143,16 @@ def _followed(trace: Trace, device: int) -> History | ReplayError:
         return follow(trace, device)
     except ReplayError as error:
         return error
+
+
+def _performance(trace: Trace, oom: OutOfMemory | None) -> tuple[Performance | None, tuple[str, ...]]:
+    """Time and utilization of a step, where they were asked for, and what to know about them."""
+    if not trace.is_time_asked or oom is not None:
+        return None, ()
+    found = performance(trace, trace.gpu, host_factor=trace.host_factor)
+    if found is None:
+        return None, (f"no step time: {why_unknown(trace)}",)
+    return found, found.caveats
 
 
 def _steps(

@@ -85,7 +85,8 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
         help="CPU engine: compute real values on the CPU; slow, but every value is known",
     )  # fmt: skip
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
-    parser.set_defaults(profile=None, explain=False, keep_writes=None, verbose=False)  # not all commands have them
+    # Not all commands have them.
+    parser.set_defaults(profile=None, explain=False, keep_writes=None, verbose=False, time=False, host_factor=None)
     return job
 
 
@@ -125,6 +126,8 @@ def job_of(options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_sho
         execute=options.execute,
         timeout_seconds=options.timeout,
         verbose=options.verbose,
+        time=options.time or options.host_factor is not None,
+        host_factor=options.host_factor,
         stdout="file" if not is_output_shown else "stderr" if is_stdout_taken(options) else "inherit",
     )
     if gpu is None:

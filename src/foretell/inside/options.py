@@ -25,6 +25,7 @@ class Options:
     survey: bool
     alternatives: Sequence[str]
     phases: bool
+    time: bool
     verbose: bool
     guards: bool
 

@@ -27,6 +27,12 @@ COLLECTIVES = (
 )  # fmt: skip
 ENTRIES = ("exact", "bound")
 """How many entries a sparse result has: exactly that many, or at most."""
+ROUTES = ("within_host", "to_device", "to_host", "within_device")
+"""Where a copy goes."""
+WAITS_FOR = ("device", "stream", "event")
+"""What the host waits for."""
+EVENT_USES = ("record", "wait")
+"""A stream records an event, or waits for one that another stream has recorded."""
 
 
 CUDA_DATA_TYPES = {
@@ -82,6 +88,9 @@ _CHOICES = {
     "cell": CELLS,
     "operation": COLLECTIVES,
     "entries_are": ENTRIES,
+    "route": ROUTES,
+    "waits_for": WAITS_FOR,
+    "use": EVENT_USES,
 }
 
 
@@ -162,9 +171,23 @@ NO_ADDRESS_SPACE = _kind(
     17, "no_address_space", "-", "the host limits address space, so memory was refused: foretell exits with 2",
     "requested_bytes",
 )  # fmt: skip
+COPY = _kind(
+    18, "copy", "function",
+    "memory was copied; is_pinned: the host's side is; is_blocking: the call returns when it is done",
+    "bytes", "route:8 is_pinned:8 is_blocking:8", "", "", "", "device:8 stream:56",
+)  # fmt: skip
+MEMSET = _kind(19, "memset", "function", "memory was set", "bytes", "", "", "", "", "device:8 stream:56")
+SYNCHRONIZATION = _kind(
+    20, "synchronization", "function", "the host waited for the GPU; event: its number, where it waits for one",
+    "waits_for", "event", "", "", "", "device:8 stream:56",
+)  # fmt: skip
+EVENT_USE = _kind(
+    21, "event_use", "function", "a stream recorded an event, or waited for one; event: its number",
+    "use", "event", "", "", "", "device:8 stream:56",
+)  # fmt: skip
 
 KINDS = (
     ALLOCATION, FREE, LAUNCH, LIBRARY_CALL, UNIMPLEMENTED, UNKNOWN_READ, OUT_OF_MEMORY, STATIC_RUNTIME, WORKSPACE,
     CONVOLUTION, MATRIX_PRODUCT, COLLECTIVE, RECURRENT, SPARSE, LIBRARY_LOADED, GRAPH_LAUNCH,
-    NO_ADDRESS_SPACE,
+    NO_ADDRESS_SPACE, COPY, MEMSET, SYNCHRONIZATION, EVENT_USE,
 )  # fmt: skip

@@ -36,6 +36,7 @@ OPTIONS: dict[str, Option] = {
     "survey": Option(False, "a boolean", "note what of the training could be done otherwise"),
     "alternatives": Option((), '`["autocast=bfloat16"]`', "changes to make to the training"),
     "phases": Option(True, "a boolean", "mark forward and backward; off only in tests"),
+    "time": Option(False, "a boolean", "record the operators of a step, for its time"),
     "verbose": Option(False, "a boolean", "show whole tracebacks, with foretell's frames and of out-of-memory errors"),
     "guards": Option(
         True, "a boolean", "refuse what cannot be estimated: several ranks, a card torch has no kernels for"

@@ -10,6 +10,7 @@ from foretell import gpus
 from foretell.errors import TraceError, UsageError
 from foretell.plain import from_plain, parse_json, to_plain
 from foretell.records import CATEGORIES, Attribution, Estimate, PeakMemory
+from foretell.report import performance
 from foretell.report.holders import LISTED, blocks_at_peak, by_category, by_module, timeline
 from foretell.rules.capacity import capacity_of, steps_until_full
 
@@ -79,7 +80,8 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "leaks": [asdict(leak) for leak in estimate.leaks],
         "steps_until_full": steps_until_full(estimate),
         "command": list(estimate.command),
-        "timeline": _timeline(estimate.attribution) if estimate.attribution else None,
+        **(performance.document(estimate.performance) if estimate.performance else {}),
+        "timeline": _over_time(estimate),
         "seconds": {"total": 0.0, "script": 0.0, **{k: round(v, 3) for k, v in estimate.seconds.items()}},
     }
 
@@ -95,6 +97,13 @@ def _at_peak(attribution: Attribution) -> dict[str, Any]:
         "blocks": [{name: getattr(block, name) for name in _OF_A_BLOCK} for block in blocks[:LISTED]],
         "num_blocks": len(blocks),
     }
+
+
+def _over_time(estimate: Estimate) -> dict[str, Any] | None:
+    """Memory over the run and utilization over a step, as far as they are known."""
+    memory = _timeline(estimate.attribution) if estimate.attribution else {}
+    activity = performance.timeline(estimate.performance) if estimate.performance else {}
+    return {**memory, **activity} or None
 
 
 def _timeline(attribution: Attribution) -> dict[str, Any]:
@@ -119,11 +128,11 @@ _OTHER_NAMES = {
 
 
 def read(text: str) -> Estimate:
-    """Read an estimate, without its attribution, of which JSON has only sums and the largest blocks."""
+    """Read an estimate, without attribution and step time, of which JSON has only sums and the largest parts."""
     document = parse(text)
     try:
         values = {_OTHER_NAMES.get(name, name): value for name, value in document.items()}
-        known = {each.name for each in fields(Estimate)} - {"attribution"}
+        known = {each.name for each in fields(Estimate)} - {"attribution", "performance"}
         values = {name: value for name, value in values.items() if name in known}
         values.setdefault("engine", "virtual")
         return from_plain(Estimate, {**values, "gpu": _gpu(document["gpu"]), "peak": _peak(document["peak"])})

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretell.records import Attribution, Category, Estimate, Gpu, Leak
+from foretell.report import performance
 from foretell.report.batches import batch_rows, order_words
 from foretell.report.dotted import shared_prefix, shortened
 from foretell.report.headline import label_of
@@ -45,12 +46,17 @@ def render(estimate: Estimate, console: Console) -> None:
     whole = console.width
     parts = [
         (_headline(estimate, width), width), (_memory(estimate, width), width), (_composition(estimate, width), width),
-        (_holders(estimate, whole), whole), (_over_time(estimate, width), width), (_leaks(estimate), width),
+        (_holders(estimate, whole), whole), (_over_time(estimate, width), width), (_performance(estimate), width),
+        (_leaks(estimate), width),
         (_steps(estimate), width), (_run(estimate), width), (_caveats(estimate), width),
     ]  # fmt: skip
     for part, part_width in parts:
         if part is not None:
             console.print(part, width=part_width)
+
+
+def _performance(estimate: Estimate) -> RenderableType | None:
+    return performance.part(estimate.performance) if estimate.performance else None
 
 
 def _headline(estimate: Estimate, width: int) -> RenderableType:

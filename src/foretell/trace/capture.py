@@ -22,28 +22,36 @@ from foretell.protocol.history import ACTIONS, COLUMNS, ORIGIN
 from foretell.protocol.journal import WRITES, read_journal
 from foretell.protocol.marks import MODULE_FRAME, NOTHING
 from foretell.trace.journal import DAMAGED, Told, devices_of, read_lines, whole_lines
+from foretell.trace.operators import read_operators
 from foretell.trace.owners import Frame, History, read_owners
 from foretell.trace.records import (
     PHASES,
     Collectives,
     Convolutions,
+    Copies,
     Counted,
     DriverEvents,
+    EventUses,
     GpuProcess,
     KernelLaunches,
     LibraryCalls,
     MatrixProducts,
+    Memsets,
     MissingFunction,
     Origin,
     RecurrentNets,
     SparseResults,
+    Synchronizations,
     Trace,
     Unsupported,
     named,
 )
 from foretell.units import format_bytes
 
-_Calls = TypeVar("_Calls", Convolutions, MatrixProducts, Collectives, RecurrentNets, SparseResults)
+_Calls = TypeVar(
+    "_Calls", Convolutions, MatrixProducts, Collectives, RecurrentNets, SparseResults, Copies, Memsets,
+    Synchronizations, EventUses,
+)  # fmt: skip
 
 
 _NOT_OBSERVED = (
@@ -127,6 +135,10 @@ class _Native:
     collectives: Collectives = field(default_factory=Collectives)
     recurrent: RecurrentNets = field(default_factory=RecurrentNets)
     sparse: SparseResults = field(default_factory=SparseResults)
+    copies: Copies = field(default_factory=Copies)
+    memsets: Memsets = field(default_factory=Memsets)
+    synchronizations: Synchronizations = field(default_factory=Synchronizations)
+    event_uses: EventUses = field(default_factory=EventUses)
     unimplemented: tuple[str, ...] = ()
     static_runtimes: tuple[str, ...] = ()
     refused_addresses: tuple[int, ...] = ()
@@ -217,6 +229,10 @@ def _read_native(directory: Path, pid: int) -> _Native:
         collectives=calls(native_log.COLLECTIVE, Collectives),
         recurrent=calls(native_log.RECURRENT, RecurrentNets),
         sparse=calls(native_log.SPARSE, SparseResults),
+        copies=calls(native_log.COPY, Copies),
+        memsets=calls(native_log.MEMSET, Memsets),
+        synchronizations=calls(native_log.SYNCHRONIZATION, Synchronizations),
+        event_uses=calls(native_log.EVENT_USE, EventUses),
         unimplemented=tuple(names[i] for i in compress(name, rows(native_log.UNIMPLEMENTED)) if i < len(names)),
         static_runtimes=tuple(names[i] for i in compress(name, rows(native_log.STATIC_RUNTIME)) if i < len(names)),
         refused_addresses=tuple(compress(column[1], rows(native_log.NO_ADDRESS_SPACE))),
@@ -326,6 +342,10 @@ def _assemble(
         collectives=own.collectives,
         recurrent=own.recurrent,
         sparse=own.sparse,
+        copies=own.copies,
+        memsets=own.memsets,
+        synchronizations=own.synchronizations,
+        event_uses=own.event_uses,
         keepers=tuple(told.keepers),
         card_queries=tuple(told.card_queries),
         engine=told.engine,
@@ -333,7 +353,10 @@ def _assemble(
         cublas_workspace_config=told.cublas_workspace_config,
         library_folders=told.library_folders,
         own_folders=told.own_folders,
+        is_time_asked=result.job.options.time,
+        host_factor=result.job.options.host_factor,
         **_batches(told),
+        **read_operators(result.directory, pid),
     )
 
 

@@ -25,16 +25,21 @@ from foretell.trace.records import (
     PHASES,
     Collectives,
     Convolutions,
+    Copies,
     DriverEvents,
+    EventUses,
     KernelLaunches,
     Labels,
     LibraryCalls,
     MatrixProducts,
     MemoryEvents,
+    Memsets,
+    Operators,
     Origins,
     RecurrentNets,
     Spans,
     SparseResults,
+    Synchronizations,
     Trace,
 )
 from foretell.units import MIB
@@ -44,13 +49,17 @@ SCHEMA = "foretell.trace/2"
 were stack frames with files like `<operator>`."""
 _Table = TypeVar(
     "_Table", MemoryEvents, DriverEvents, KernelLaunches, LibraryCalls, Convolutions, MatrixProducts, Collectives,
-    RecurrentNets, SparseResults, Labels, Spans, Origins,
+    RecurrentNets, SparseResults, Labels, Spans, Origins, Copies, Memsets, Synchronizations, EventUses, Operators,
 )  # fmt: skip
 _TABLES = {
     "memory": MemoryEvents, "driver": DriverEvents, "kernels": KernelLaunches, "library": LibraryCalls,
     "convolutions": Convolutions, "products": MatrixProducts, "collectives": Collectives, "recurrent": RecurrentNets,
     "sparse": SparseResults, "labels": Labels, "spans": Spans, "origins": Origins,
+    "copies": Copies, "memsets": Memsets, "synchronizations": Synchronizations, "event_uses": EventUses,
+    "operators": Operators,
 }  # fmt: skip
+_SINCE_TIME = ("copies", "memsets", "synchronizations", "event_uses", "operators")
+"""Older files lack these tables."""
 _ADVICE = "Record a new one with `foretell run --trace FILE ...`."
 
 
@@ -128,7 +137,10 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
         advice = "Update foretell to read it." if is_newer else _ADVICE
         raise TraceError(f"{path} has the format {schema!r}; this version of foretell reads {SCHEMA!r}. {advice}")
     shapes = from_plain(_Shapes, {"tables": document.pop("tables", {})}).tables
-    tables = {name: _load_table(archive, name, kind, shapes[name]) for name, kind in _TABLES.items()}
+    tables = {
+        name: _load_table(archive, name, kind, shapes[name]) if name in shapes or name not in _SINCE_TIME else kind()
+        for name, kind in _TABLES.items()
+    }
     trace = from_plain(Trace, document, given=tables)
     _check_numbers(trace)
     return trace
@@ -146,6 +158,10 @@ def _check_numbers(trace: Trace) -> None:
         ("directions", trace.convolutions.direction, len(native_log.DIRECTIONS)),
         ("sources of workspaces", trace.convolutions.workspace_source, len(native_log.WORKSPACE_SOURCES)),
         ("collectives", trace.collectives.operation, len(native_log.COLLECTIVES)),
+        ("routes of copies", trace.copies.route, len(native_log.ROUTES)),
+        ("uses of events", trace.event_uses.use, len(native_log.EVENT_USES)),
+        ("what the host waits for", trace.synchronizations.waits_for, len(native_log.WAITS_FOR)),
+        ("signatures", trace.operators.signature, len(trace.signatures)),
         ("origins", trace.memory.origin, len(trace.origins.operator)),
         ("callers", trace.origins.caller, len(trace.origins.operator)),
         *(("names of origins", getattr(trace.origins, name), len(trace.owners)) for name in ORIGIN_NAMES),
@@ -157,6 +173,8 @@ def _check_numbers(trace: Trace) -> None:
     )
     if any(caller >= number for number, caller in enumerate(trace.origins.caller)):
         raise ValueError("an origin that comes before its caller")
+    if any(parent >= number for number, parent in enumerate(trace.operators.parent)):
+        raise ValueError("an operator that comes before its caller")
     if min(trace.spans.step, default=0) < 0:
         raise ValueError("a span of a negative step")
     for counters in (*trace.final, *(each for step in trace.steps for each in step.devices)):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
+from typing import Literal
 
 from foretell.allocator import AllocatorSettings
 from foretell.masking import mask, mask_command
@@ -220,6 +221,86 @@ class RecurrentNets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    bytes: array[int] = field(default_factory=_i64)
+    route: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.ROUTES."""
+    is_pinned: array[int] = field(default_factory=_u8)
+    is_blocking: array[int] = field(default_factory=_u8)
+    device: array[int] = field(default_factory=_u8)
+    stream: array[int] = field(default_factory=_i64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memsets:
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    bytes: array[int] = field(default_factory=_i64)
+    device: array[int] = field(default_factory=_u8)
+    stream: array[int] = field(default_factory=_i64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronizations:
+    """The host waits for the GPU."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    waits_for: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.WAITS_FOR."""
+    event: array[int] = field(default_factory=_i64)
+    device: array[int] = field(default_factory=_u8)
+    stream: array[int] = field(default_factory=_i64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventUses:
+    """Streams record events and wait for those of others."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    use: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.EVENT_USES."""
+    event: array[int] = field(default_factory=_i64)
+    device: array[int] = field(default_factory=_u8)
+    stream: array[int] = field(default_factory=_i64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operators:
+    """The operators of the recorded step; one that another calls comes after it. Views are left out."""
+
+    begin_us: array[int] = field(default_factory=_i64)
+    end_us: array[int] = field(default_factory=_i64)
+    signature: array[int] = field(default_factory=_i32)
+    """Index into Trace.signatures."""
+    parent: array[int] = field(default_factory=_i32)
+    """The row of the operator that called it; -1 for none."""
+    thread: array[int] = field(default_factory=_u8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """The step of which the operators are known."""
+
+    kind: Literal["training", "inference"]
+    step: int
+    """Its index, or the number of the pass."""
+    begin_us: int
+    end_us: int
+    cpu_us: int
+    """CPU time that the process took for it, with foretell's hooks."""
+    delay_us: int = 0
+    """How long its main thread waited for a CPU that others had."""
+    loop_us: float | None = None
+    """CPU time of a fixed loop (inside/watch/operators.py): how fast this machine is; None: not measured."""
+    phases: tuple[tuple[int, Phase], ...] = ()
+    """When each began, in microseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparseResults:
     """Sums and products of sparse matrices by cuSPARSE."""
 
@@ -428,6 +509,19 @@ class Trace:
     collectives: Collectives = field(default_factory=Collectives)
     recurrent: RecurrentNets = field(default_factory=RecurrentNets)
     sparse: SparseResults = field(default_factory=SparseResults)
+    copies: Copies = field(default_factory=Copies)
+    memsets: Memsets = field(default_factory=Memsets)
+    synchronizations: Synchronizations = field(default_factory=Synchronizations)
+    event_uses: EventUses = field(default_factory=EventUses)
+    operators: Operators = field(default_factory=Operators)
+    signatures: tuple[str, ...] = ()
+    """Operators with the types and shapes of their inputs (protocol/operators.py)."""
+    is_time_asked: bool = False
+    """As in `CaptureOptions.time`."""
+    host_factor: float | None = None
+    """As in `CaptureOptions`."""
+    recorded_step: RecordedStep | None = None
+    """None: its operators are not known; see `CaptureOptions.time`."""
     used_by_others_bytes: int = 0
     """Memory of the card used by other processes."""
     labels: Labels = field(default_factory=Labels)

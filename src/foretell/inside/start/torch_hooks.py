@@ -24,6 +24,7 @@ from ..watch.history import History
 from ..watch.keepers import Keepers
 from ..watch.labels import Labels
 from ..watch.modules import Modules
+from ..watch.operators import Operators
 from ..watch.owners import Owners
 from ..watch.peaks import Peaks
 from ..watch.phases import Phases
@@ -99,6 +100,8 @@ def _when_cuda_starts(
             History(capture).install(torch)
         if capture.options.history and capture.options.attribution:
             capture.guarded("attribution", lambda: _attribute(capture, torch, engine))
+        if capture.options.time and engine == "virtual":  # after the others, to begin and end next to the script
+            capture.guarded("operators", lambda: Operators(capture).install(torch))
 
     # torch.cuda._lazy_init runs the queue right after the driver is up, before the script's first allocation. This does
     # what torch.cuda._lazy_call does, without formatting a stack for each call.

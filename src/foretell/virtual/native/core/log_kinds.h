@@ -23,6 +23,10 @@ enum LogKind {
     LOG_LIBRARY_LOADED = 15,
     LOG_GRAPH_LAUNCH = 16,
     LOG_NO_ADDRESS_SPACE = 17,
+    LOG_COPY = 18,
+    LOG_MEMSET = 19,
+    LOG_SYNCHRONIZATION = 20,
+    LOG_EVENT_USE = 21,
 };
 
 void log_event(enum LogKind kind, const char *name, const int64_t words[6]);
@@ -37,6 +41,12 @@ enum { OPERATION_ALL_REDUCE, OPERATION_BROADCAST, OPERATION_REDUCE, OPERATION_RE
 enum { CELL_RELU, CELL_TANH, CELL_LSTM, CELL_GRU };
 
 enum { ENTRIES_ARE_EXACT, ENTRIES_ARE_BOUND };
+
+enum { ROUTE_WITHIN_HOST, ROUTE_TO_DEVICE, ROUTE_TO_HOST, ROUTE_WITHIN_DEVICE };
+
+enum { WAITS_FOR_DEVICE, WAITS_FOR_STREAM, WAITS_FOR_EVENT };
+
+enum { USE_RECORD, USE_WAIT };
 
 /* Device memory was allocated; in_use: bytes on the device after it; card: the number of the device in the machine,
  * whatever CUDA_VISIBLE_DEVICES says. */
@@ -160,6 +170,35 @@ typedef struct { int64_t requested_bytes; } NoAddressSpaceRecord;
 static inline void log_no_address_space(const char *name, NoAddressSpaceRecord r) {
     const int64_t words[6] = {r.requested_bytes, 0, 0, 0, 0, 0};
     log_event(LOG_NO_ADDRESS_SPACE, name, words);
+}
+
+/* Memory was copied; is_pinned: the host's side is; is_blocking: the call returns when it is done. */
+typedef struct { int64_t bytes, route, is_pinned, is_blocking, device, stream; } CopyRecord;
+static inline void log_copy(const char *name, CopyRecord r) {
+    const int64_t words[6] = {r.bytes, r.route | r.is_pinned << 8 | r.is_blocking << 16, 0, 0, 0,
+        r.device | r.stream << 8};
+    log_event(LOG_COPY, name, words);
+}
+
+/* Memory was set. */
+typedef struct { int64_t bytes, device, stream; } MemsetRecord;
+static inline void log_memset(const char *name, MemsetRecord r) {
+    const int64_t words[6] = {r.bytes, 0, 0, 0, 0, r.device | r.stream << 8};
+    log_event(LOG_MEMSET, name, words);
+}
+
+/* The host waited for the GPU; event: its number, where it waits for one. */
+typedef struct { int64_t waits_for, event, device, stream; } SynchronizationRecord;
+static inline void log_synchronization(const char *name, SynchronizationRecord r) {
+    const int64_t words[6] = {r.waits_for, r.event, 0, 0, 0, r.device | r.stream << 8};
+    log_event(LOG_SYNCHRONIZATION, name, words);
+}
+
+/* A stream recorded an event, or waited for one; event: its number. */
+typedef struct { int64_t use, event, device, stream; } EventUseRecord;
+static inline void log_event_use(const char *name, EventUseRecord r) {
+    const int64_t words[6] = {r.use, r.event, 0, 0, 0, r.device | r.stream << 8};
+    log_event(LOG_EVENT_USE, name, words);
 }
 
 #endif

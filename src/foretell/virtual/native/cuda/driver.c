@@ -193,9 +193,11 @@ EXPORT int cuMemFree_v2(uintptr_t address) { return device_free((void *)address,
 EXPORT int cuMemAllocHost_v2(void **address, size_t bytes) { return pinned_malloc(address, bytes); }
 EXPORT int cuMemFreeHost(void *address) { return pinned_free(address); }
 EXPORT int cuMemcpyHtoD_v2(uintptr_t to, const void *from, size_t bytes) {
+    note_copy((void *)to, from, bytes, NULL, true, "cuMemcpyHtoD");
     return copy_memory((void *)to, from, bytes, HOST_TO_DEVICE, "cuMemcpyHtoD");
 }
 EXPORT int cuMemcpyDtoH_v2(void *to, uintptr_t from, size_t bytes) {
+    note_copy(to, (void *)from, bytes, NULL, true, "cuMemcpyDtoH");
     return copy_memory(to, (void *)from, bytes, DEVICE_TO_HOST, "cuMemcpyDtoH");
 }
 EXPORT int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t bytes, void *stream UNUSED) {
@@ -204,16 +206,20 @@ EXPORT int cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t bytes, vo
 EXPORT int cuMemcpyDtoHAsync_v2(void *to, uintptr_t from, size_t bytes, void *stream UNUSED) {
     return cuMemcpyDtoH_v2(to, from, bytes);
 }
-EXPORT int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void *stream UNUSED) {
+EXPORT int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void *stream) {
+    note_copy((void *)to, (void *)from, bytes, stream_of(stream), false, "cuMemcpyDtoDAsync");
     return copy_memory((void *)to, (void *)from, bytes, DEVICE_TO_DEVICE, "cuMemcpyDtoDAsync");
 }
-EXPORT int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, void *stream UNUSED) {
+EXPORT int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, void *stream) {
+    note_copy((void *)to, (void *)from, bytes, stream_of(stream), false, "cuMemcpyAsync");
     return copy_memory((void *)to, (void *)from, bytes, COPY_DEFAULT, "cuMemcpyAsync");
 }
-EXPORT int cuMemsetD8Async(uintptr_t to, unsigned char value, size_t count, void *stream UNUSED) {
+EXPORT int cuMemsetD8Async(uintptr_t to, unsigned char value, size_t count, void *stream) {
+    note_memset(count, stream_of(stream), "cuMemsetD8Async");
     return set_memory((void *)to, value, 1, count);
 }
-EXPORT int cuMemsetD32Async(uintptr_t to, unsigned value, size_t count, void *stream UNUSED) {
+EXPORT int cuMemsetD32Async(uintptr_t to, unsigned value, size_t count, void *stream) {
+    note_memset(4 * count, stream_of(stream), "cuMemsetD32Async");
     return set_memory((void *)to, (int)value, 4, 4 * count);
 }
 

@@ -95,13 +95,14 @@ EXPORT int cudaDeviceSetGraphMemAttribute(int device UNUSED, int attribute UNUSE
 static int copy_on(void *stream, void *to, const void *from, size_t bytes, int kind, const char *function) {
     Stream *s = stream_of(stream);
     if (!s) return fail(ERROR_INVALID_HANDLE);
-    note_captured_work(s);
+    if (!note_captured_work(s)) note_copy(to, from, bytes, s, false, function);
     return fail(copy_memory(to, from, bytes, kind, function));
 }
 
 EXPORT int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
     NEEDS_DEVICE();
     host_synchronizes(current_device);
+    note_copy(to, from, bytes, NULL, true, "cudaMemcpy");
     return fail(copy_memory(to, from, bytes, kind, "cudaMemcpy"));
 }
 EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
@@ -112,6 +113,7 @@ EXPORT int cudaMemcpyPeerAsync(void *to, int to_device UNUSED, const void *from,
     return copy_on(stream, to, from, bytes, DEVICE_TO_DEVICE, "cudaMemcpyPeerAsync");
 }
 EXPORT int cudaMemcpyPeer(void *to, int to_device UNUSED, const void *from, int from_device UNUSED, size_t bytes) {
+    note_copy(to, from, bytes, NULL, true, "cudaMemcpyPeer");
     return fail(copy_memory(to, from, bytes, DEVICE_TO_DEVICE, "cudaMemcpyPeer"));
 }
 
@@ -125,11 +127,14 @@ EXPORT int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t
     return error;
 }
 
-EXPORT int cudaMemset(void *to, int value, size_t bytes) { return fail(set_memory(to, value, 1, bytes)); }
+EXPORT int cudaMemset(void *to, int value, size_t bytes) {
+    note_memset(bytes, NULL, "cudaMemset");
+    return fail(set_memory(to, value, 1, bytes));
+}
 EXPORT int cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) {
     Stream *s = stream_of(stream);
     if (!s) return fail(ERROR_INVALID_HANDLE);
-    note_captured_work(s);
+    if (!note_captured_work(s)) note_memset(bytes, s, "cudaMemsetAsync");
     return fail(set_memory(to, value, 1, bytes));
 }
 

@@ -123,7 +123,37 @@ EXPORT int cudaStreamGetDevice(void *handle, int *device) {
     return SUCCESS;
 }
 
+static void note_wait(int waits_for, const void *event, const Stream *stream, const char *function) {
+    log_synchronization(function, (SynchronizationRecord){
+        .waits_for = waits_for, .event = (intptr_t)event,
+        .device = stream->device, .stream = (int64_t)stream->number});
+}
+
+static void note_event(int use, const void *event, const Stream *stream, const char *function) {
+    log_event_use(function, (EventUseRecord){
+        .use = use, .event = (intptr_t)event, .device = stream->device, .stream = (int64_t)stream->number});
+}
+
+void note_copy(void *to, const void *from, size_t bytes, Stream *stream, bool is_blocking, const char *function) {
+    if (!is_logging() || !bytes) return;
+    if (!stream) stream = default_stream(current_device);
+    bool to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
+    log_copy(function, (CopyRecord){
+        .bytes = (int64_t)bytes,
+        .route = to_device && from_device ? ROUTE_WITHIN_DEVICE : to_device ? ROUTE_TO_DEVICE
+                 : from_device ? ROUTE_TO_HOST : ROUTE_WITHIN_HOST,
+        .is_pinned = is_pinned(to_device ? from : to), .is_blocking = is_blocking,
+        .device = stream->device, .stream = (int64_t)stream->number});
+}
+
+void note_memset(size_t bytes, Stream *stream, const char *function) {
+    if (!stream) stream = default_stream(current_device);
+    log_memset(function, (MemsetRecord){
+        .bytes = (int64_t)bytes, .device = stream->device, .stream = (int64_t)stream->number});
+}
+
 void host_synchronizes(int device) {
+    note_wait(WAITS_FOR_DEVICE, NULL, default_stream(device), "host_synchronizes");
     lock();
     device_state(device)->synced = launches;
     unlock();
@@ -140,6 +170,7 @@ EXPORT int cudaStreamSynchronize(void *handle) {
     Stream *s = stream_of(handle);
     if (!s) return fail(ERROR_INVALID_HANDLE);
     if (s->capture) return fail(CAPTURE_UNSUPPORTED);
+    note_wait(WAITS_FOR_STREAM, NULL, s, "cudaStreamSynchronize");
     lock();
     s->synced = launches;
     unlock();
@@ -196,6 +227,7 @@ EXPORT int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags UN
     e->capture = s->capture;
     e->queries = 0;
     unlock();
+    note_event(USE_RECORD, e, s, "cudaEventRecord");
     return SUCCESS;
 }
 
@@ -224,6 +256,7 @@ EXPORT int cudaEventQuery(void *handle) {
 EXPORT int cudaEventSynchronize(void *handle) {
     Event *e = event_of(handle);
     if (!e) return fail(ERROR_INVALID_HANDLE);
+    if (e->stream) note_wait(WAITS_FOR_EVENT, e, e->stream, "cudaEventSynchronize");
     lock();
     if (e->is_recorded && e->stream->synced < e->at) e->stream->synced = e->at;
     e->is_recorded = false; /* complete from now on */
@@ -249,6 +282,7 @@ EXPORT int cudaStreamWaitEvent(void *stream, void *event, unsigned flags UNUSED)
     Stream *s = stream_of(stream);
     Event *e = event_of(event);
     if (!s || !e) return fail(ERROR_INVALID_HANDLE);
+    note_event(USE_WAIT, e, s, "cudaStreamWaitEvent");
     lock();
     if (e->capture && e->stream && e->stream->capture == e->capture) s->capture = e->capture;
     unlock();

@@ -13,5 +13,8 @@ uint64_t stream_number(const Stream *stream);
 #define EVENT_INTERPROCESS 4u
 bool is_interprocess_event(void *handle);
 bool note_captured_work(Stream *stream);  /* true: the stream is capturing, the work became a node of its graph */
+/* For the log; `stream`: NULL for the default one. */
+void note_copy(void *to, const void *from, size_t bytes, Stream *stream, bool is_blocking, const char *function);
+void note_memset(size_t bytes, Stream *stream, const char *function);
 
 #endif

@@ -1,0 +1,248 @@
+"""Records the operators of a step with the shapes of their inputs, for a model of time (protocol/operators.py).
+
+PyTorch's own profiler sees them, in forward and backward and inside autocast. It takes no GPU memory and does not
+change what is dispatched, so memory stays the same to the byte; a TorchDispatchMode would change it. Recorded is the
+last of the first steps, when the optimizer's state exists and everything is compiled; of a script that only calls
+models without gradients, its second such call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import marshal
+import os
+import time
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ...protocol.operators import COLUMNS, LIST
+from ..capture import Capture, in_main_thread
+
+STEPS = (1, 2)
+"""These are recorded; the later one counts."""
+PASS = 1
+MAX_OPERATORS = 400_000
+LOOP_LENGTH = 20_000
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty", "empty_strided", "empty_like", "detach", "view", "as_strided", "t", "transpose", "permute", "expand",
+        "reshape", "unsqueeze", "squeeze", "select", "slice", "alias", "result_type", "lift_fresh", "resolve_conj",
+        "resolve_neg", "is_same_size", "narrow", "split", "chunk", "unbind", "flatten", "view_as", "_unsafe_view",
+        "movedim", "contiguous", "item", "_local_scalar_dense",
+    )
+)  # fmt: skip
+"""Operators that only describe memory anew, where no kernel runs: left out, if they call no others."""
+
+
+class Operators:
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._torch: Any = None
+        self._profile: Any = None
+        self._pid = 0
+        self._num_passes = 0
+        self._begin: tuple[str, int, int, int] = ("", 0, 0, 0)
+        """Kind, number, and time and CPU time at its begin, in nanoseconds."""
+        self._delay_before = 0
+        self._recorded: dict[str, Any] | None = None
+        self._phases: list[tuple[int, str]] = []
+
+    def install(self, torch: Any) -> None:
+        """Call while CUDA is being initialised, after the other hooks."""
+        self._torch = torch
+        self._pid = os.getpid()
+        self._capture.after_step.insert(0, self._step_ends)
+        self._capture.after_step.append(self._step_begins)
+        self._capture.before_evaluation.append(self._pass_begins)
+        self._capture.on_phase.append(self._phase_begins)
+        self._capture.before_end.append(self._process_ends)
+
+    def _phase_begins(self, phase: str) -> None:
+        if self._profile is not None:
+            self._phases.append((time.time_ns() // 1000, phase))
+
+    def _step_ends(self) -> None:
+        if self._begin[0] == "training":
+            self._stop()
+            if self._capture.num_steps > STEPS[-1]:
+                self._write()
+        else:
+            self._abandon()
+
+    def _step_begins(self) -> None:
+        if self._capture.num_steps in STEPS:
+            self._start("training", self._capture.num_steps)
+
+    def _pass_begins(self) -> None:
+        if self._capture.num_steps or not in_main_thread():
+            return
+        self._stop()
+        if self._num_passes == PASS:
+            self._start("inference", PASS)
+        self._num_passes += 1
+
+    def _process_ends(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        if self._begin[0] == "inference":
+            self._stop()
+        self._abandon()
+        self._write()
+
+    def _start(self, kind: str, number: int) -> None:
+        if not in_main_thread() or self._torch._C._autograd._profiler_enabled():
+            return  # the script profiles itself: there is one profiler per thread
+        profile = self._torch.autograd.profiler.profile(use_device=None, record_shapes=True)
+        with _quiet():
+            profile._prepare_trace()
+            self._phases = [(0, self._capture.phase)]
+            self._profile = profile
+            profile._start_trace()
+        self._begin = (kind, number, time.time_ns(), time.process_time_ns())
+        self._delay_before = _delay_ns()
+
+    def _stop(self) -> None:
+        if self._profile is None:
+            return
+        cpu, now, delay = time.process_time_ns(), time.time_ns(), _delay_ns()
+        kind, number, begin, cpu_before = self._begin
+        tree = self._disable()
+        self._recorded = {
+            "kind": kind, "step": number, "begin_us": begin // 1000, "end_us": now // 1000,
+            "cpu_us": (cpu - cpu_before) // 1000, "delay_us": (delay - self._delay_before) // 1000, "tree": tree,
+            "phases": self._phases,
+        }  # fmt: skip
+        self._begin = ("", 0, 0, 0)
+
+    def _abandon(self) -> None:
+        if self._profile is not None:
+            self._disable()
+            self._begin = ("", 0, 0, 0)
+
+    def _disable(self) -> Any:
+        self._profile = None
+        results = self._torch.autograd._disable_profiler()
+        return results.experimental_event_tree()
+
+    def _write(self) -> None:
+        if self._recorded is None:
+            return
+        recorded, self._recorded = self._recorded, None
+        rows = _Rows(self._torch)
+        rows.add(recorded.pop("tree"))
+        recorded |= {
+            "loop_us": loop_us(),
+            "signatures": list(rows.signatures),
+            "columns": {name: rows.columns[name].tobytes() for name in COLUMNS},
+        }
+        path = os.path.join(self._capture.options.directory, f"operators-{self._pid}.marshal")
+        with open(path, "wb") as file:
+            marshal.dump(recorded, file, 2)
+
+
+class _Rows:
+    """The tree of the profiler's events as a table."""
+
+    def __init__(self, torch: Any) -> None:
+        self._kind = torch._C._profiler._EventType.TorchOp
+        self._tensor = torch._C._profiler._TensorMetadata
+        self._threads: dict[int, int] = {}
+        self._texts: dict[tuple[Any, ...], int] = {}
+        self.signatures: dict[str, int] = {}
+        self.columns = {name: array(letter) for name, letter in COLUMNS.items()}
+
+    def add(self, tree: Any) -> None:
+        waiting = [(event, -1) for event in reversed(tree)]
+        columns = self.columns
+        while waiting:
+            event, parent = waiting.pop()
+            children = event.children
+            if event.tag == self._kind and (children or event.name not in _VIEWS):
+                row = len(columns["parent"])
+                if row >= MAX_OPERATORS:
+                    return
+                begin = event.start_time_ns
+                columns["begin_us"].append(begin // 1000)
+                columns["end_us"].append((begin + event.duration_time_ns) // 1000)
+                columns["signature"].append(self._number(event))
+                columns["parent"].append(parent)
+                thread = self._threads.setdefault(event.start_tid, len(self._threads))
+                columns["thread"].append(min(thread, 255))
+                parent = row
+            waiting += [(child, parent) for child in reversed(children)]
+
+    def _number(self, event: Any) -> int:
+        inputs = tuple(map(self._input, event.extra_fields.inputs))
+        key = (event.name, inputs)
+        number = self._texts.get(key)
+        if number is None:
+            text = json.dumps([event.name, inputs], separators=(",", ":"))
+            number = self._texts[key] = self.signatures.setdefault(text, len(self.signatures))
+        return number
+
+    def _input(self, value: Any) -> Any:
+        if isinstance(value, self._tensor):
+            sizes = tuple(value.sizes)
+            dtype = str(value.dtype).removeprefix("torch.")
+            return dtype, sizes, layout(sizes, tuple(value.strides)), value.device.type == "cuda"
+        if isinstance(value, list):
+            return (LIST, *map(self._input, value))
+        return value if isinstance(value, bool | int | float) else None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The profiler reads how much to print on stderr when it is first used."""
+    name, given = "KINETO_LOG_LEVEL", os.environ.get("KINETO_LOG_LEVEL")
+    os.environ.setdefault(name, "99")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[name]
+
+
+def _delay_ns() -> int:
+    """How long this thread was ready to run, but another had the CPU."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def loop_us() -> float:
+    """CPU time of a fixed loop: how fast this machine is, while other processes share it."""
+    times = []
+    for _ in range(5):
+        begin = time.thread_time_ns()
+        total = 0
+        for number in range(LOOP_LENGTH):
+            total += number * number
+        times.append(time.thread_time_ns() - begin)
+    return sorted(times)[2] / 1000
+
+
+def layout(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    """One of protocol.operators.LAYOUTS; dimensions of one element have any stride."""
+    wide = [(stride, size) for size, stride in zip(sizes, strides, strict=False) if size > 1]
+    if any(stride == 0 for stride, _ in wide):
+        return "broadcast"
+    if _is_dense(reversed(wide)):
+        return "contiguous"
+    last = [1, *range(len(sizes) - 1, 1, -1), 0]
+    if len(sizes) in (4, 5) and _is_dense((strides[at], sizes[at]) for at in last if sizes[at] > 1):
+        return "channels_last"
+    return "strided"
+
+
+def _is_dense(inner_first: Iterable[tuple[int, int]]) -> bool:
+    expected = 1
+    for stride, size in inner_first:
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,161 @@
+"""Time and utilization of a step in words and tables: for the terminal, and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from foretell.records import Activity, KernelTime, Performance
+
+_MOST_KERNELS = 5
+_MOST_MODULES = 5
+_WORDS = {
+    "gemm": "matrix products", "bmm": "batched matrix products", "conv": "convolutions",
+    "grouped_conv": "grouped convolutions", "grouped_conv_backward": "grouped convolutions, backward",
+    "depthwise": "depthwise convolutions", "depthwise_backward": "depthwise convolutions, backward",
+    "elementwise": "elementwise operators", "strided": "copies of strided tensors", "reduction": "reductions",
+    "softmax": "softmax", "norm": "layer and group norms", "batch_norm": "batch norms", "pool": "pooling",
+    "indexing": "indexing", "foreach": "optimizer kernels", "attention": "attention", "recurrent": "recurrent nets",
+    "other": "other kernels",
+}  # fmt: skip
+_BOUND = {
+    "gpu": "bound by the GPU", "host": "bound by the host", "loader": "bound by the data loader",
+    "copies": "bound by copies to and from the GPU", "mixed": "bound by nothing alone",
+}  # fmt: skip
+
+
+def sentence(performance: Performance) -> str:
+    """What a step takes, how busy the card is, and what holds it up."""
+    time = performance.time
+    what = "step" if time.kind == "training" else "forward pass"
+    text = f"A {what} takes about {duration(time.step_ms)} ({interval(time.step_low_ms, time.step_high_ms)})"
+    if time.samples_per_second is not None:
+        text += f", {_number(time.samples_per_second)} samples/s"
+    text += f"; the card is busy {performance.activity.gpu:.0%} of it"
+    if performance.kernels and performance.kernels[0].share >= 0.3:
+        first = performance.kernels[0]
+        text += f"; {first.share:.0%} of its work is {class_words(first.name)}"
+    return f"{text}; {_BOUND[time.bound]}."
+
+
+def remedy(performance: Performance) -> str | None:
+    """What would help, if the GPU waits."""
+    time = performance.time
+    if time.bound == "host":
+        waits = f"The GPU waits {1 - performance.activity.gpu:.0%} of the step for the CPU"
+        return f"{waits}: a larger batch, torch.compile or CUDA graphs would help."
+    if time.bound == "loader":
+        return "The GPU waits for data: more workers, or less work for each sample, would help."
+    if time.bound == "copies":
+        return "The GPU waits for copies: pinned memory (pin_memory=True) and non_blocking=True would help."
+    return None
+
+
+def duration(ms: float) -> str:
+    return f"{_number(ms / 1000)} s" if ms >= 995 else f"{_number(ms)} ms"
+
+
+def interval(low_ms: float, high_ms: float) -> str:
+    if high_ms >= 995:
+        return f"{_number(low_ms / 1000)} to {_number(high_ms / 1000)} s"
+    return f"{_number(low_ms)} to {_number(high_ms)} ms"
+
+
+def _number(value: float) -> str:
+    """Two significant digits, three below 10: 0.412, 4.1, 41, 412."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def class_words(name: str) -> str:
+    return _WORDS.get(name, name)
+
+
+def part(performance: Performance) -> RenderableType:
+    """For the terminal: the sentence, utilization, the slowest kernels and modules."""
+    lines: list[RenderableType] = [Text(sentence(performance), style="bold")]
+    help_words = remedy(performance)
+    if help_words is not None:
+        lines.append(Text(help_words))
+    lines += [Text(), _activity(performance)]
+    if performance.kernels:
+        lines += [Text(), _table("kernels", performance.kernels[:_MOST_KERNELS])]
+    if performance.modules:
+        lines += [Text(), _table("modules", performance.modules[:_MOST_MODULES])]
+    if performance.unknown_share >= 0.01:
+        share = f"{performance.unknown_share:.0%} of the GPU's time"
+        words = f"{share} is of operators without a rule: their bytes are a guess"
+        lines += [Text(), Text(words, style="yellow")]
+    return Padding(Group(*lines), (1, 2, 0, 2), expand=False)
+
+
+def _activity(performance: Performance) -> RenderableType:
+    labels = {
+        "gpu": "GPU busy", "smact": "SMs active", "smocc": "SM occupancy", "tensor_active": "tensor cores",
+        "fp32_active": "fp32 lanes", "dram_active": "memory bandwidth",
+    }  # fmt: skip
+    table = Table.grid(padding=(0, 2))
+    for name, label in labels.items():
+        value, low, high = (
+            getattr(each, name)
+            for each in (performance.activity, performance.activity_low, performance.activity_high)
+        )
+        table.add_row(label, Text(f"{value:.0%}", style="bold"), Text(f"{low:.0%} to {high:.0%}", style="bright_black"))
+    return table
+
+
+def _table(title: str, rows: tuple[KernelTime, ...]) -> RenderableType:
+    table = Table(box=None, padding=(0, 1), header_style="bright_black", pad_edge=False)
+    table.add_column(title, no_wrap=True)
+    for heading in ("time", "share", "of peak", "of bandwidth"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in rows:
+        name = class_words(each.name) if title == "kernels" else each.name
+        table.add_row(
+            name, duration(each.ms), f"{each.share:.0%}", f"{each.of_peak:.0%}", f"{each.of_bandwidth:.0%}"
+        )
+    return table
+
+
+def document(performance: Performance) -> dict[str, Any]:
+    """The keys `time`, `utilization`, `kernels`, `modules` and `unknown_share` of the JSON."""
+    time = asdict(performance.time)
+    return {
+        "time": {name: value for name, value in time.items() if value is not None} | {"joules": performance.joules},
+        "utilization": {
+            **_shares(performance.activity),
+            "low": _shares(performance.activity_low),
+            "high": _shares(performance.activity_high),
+        },
+        "kernels": [_kernel(each, "class") for each in performance.kernels],
+        "modules": [_kernel(each, "module") for each in performance.modules[:50]],
+        "unknown_share": round(performance.unknown_share, 4),
+        "time_caveats": list(performance.caveats),
+    }
+
+
+def timeline(performance: Performance) -> dict[str, Any]:
+    """Beside the memory over time: utilization over one steady step."""
+    found = performance.timeline
+    return {
+        "bucket_ms": found.bucket_ms,
+        "gract": [round(value, 3) for value in found.gract],
+        "smact": [round(value, 3) for value in found.smact],
+        "dram_active": [round(value, 3) for value in found.dram_active],
+        "bucket_phase": list(found.phase),
+    }
+
+
+def _shares(activity: Activity) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in asdict(activity).items()}
+
+
+def _kernel(each: KernelTime, key: str) -> dict[str, Any]:
+    values = asdict(each)
+    values[key] = values.pop("name") if key == "class" else each.name
+    values.pop("name", None)
+    return values

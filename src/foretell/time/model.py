@@ -1,0 +1,111 @@
+"""How long a card takes for a piece of work: computing and moving its bytes, whichever is longer, and a start.
+
+    seconds = ((flops / rate)^3 + (bytes / bandwidth)^3)^(1/3) + launches * start
+
+The rate is what the card sustains (rates.py) times a share for the class of kernel; products lose what their tiles
+waste. Nothing here knows a model or a measured run; the shares are in constants.toml.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from foretell.records import Gpu
+from foretell.time.rates import sustained_flops
+from foretell.time.work import Item, Product
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TILE = 128
+PCIE_BYTES_PER_SECOND = {True: 20e9, False: 6e9}
+"""Copies from pinned memory and from plain memory: what PCIe 4 x16, and the driver's staging buffer, usually reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    bandwidth: Mapping[str, float]
+    rate: Mapping[str, float]
+    set: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def start_seconds(self) -> float:
+        return self.set["start_us"] * 1e-6
+
+    def bandwidth_share(self, kernel_class: str) -> float:
+        return _share(self.bandwidth, kernel_class)
+
+    def rate_share(self, kernel_class: str) -> float:
+        return _share(self.rate, kernel_class)
+
+
+def _share(shares: Mapping[str, float], kernel_class: str) -> float:
+    plain = kernel_class.removesuffix("_nhwc")
+    return shares.get(kernel_class, shares.get(plain, shares["other"]))
+
+
+@cache
+def constants() -> Constants:
+    with Path(__file__).with_name("constants.toml").open("rb") as file:
+        return Constants(**tomllib.load(file))
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """An item on one card, before the shares are known."""
+
+    flop_seconds: float
+    """At the sustained rate, with what tiles waste."""
+    byte_seconds: float
+    """At full bandwidth."""
+    launches: int
+
+
+def demand(item: Item, gpu: Gpu) -> Demand:
+    rate = sustained_flops(gpu, item.unit if item.flops else "fp32")
+    waste = tile_waste(item.product, gpu.num_sms, is_tensor=item.unit in ("tensor", "tf32")) if item.product else 1.0
+    moved = item.bytes * misses(item.bytes, gpu.l2_bytes)
+    return Demand(item.flops * waste / rate, moved / gpu.bandwidth_bytes_per_second, item.launches)
+
+
+def seconds(item: Item, gpu: Gpu, constants: Constants) -> float:
+    if item.kind == "copy":
+        return item.bytes / PCIE_BYTES_PER_SECOND[not item.is_blocking] + constants.start_seconds
+    needed = demand(item, gpu)
+    computing = needed.flop_seconds / constants.rate_share(item.kernel_class)
+    moving = needed.byte_seconds / constants.bandwidth_share(item.kernel_class)
+    return combine(computing, moving) + needed.launches * constants.start_seconds
+
+
+def combine(computing: float, moving: float) -> float:
+    """Both at once: a little more than the longer one."""
+    return float((computing**3 + moving**3) ** (1 / 3))
+
+
+def misses(num_bytes: float, l2_bytes: int) -> float:
+    """The part of the bytes that reaches DRAM: data that fits into half of L2 is mostly still there from the kernel
+    before, which wrote it; the chip then moves it at about twice the bandwidth."""
+    fits = 1.0 / (1.0 + (num_bytes / max(1.0, 0.5 * l2_bytes)) ** 2)
+    return 1.0 - 0.5 * fits
+
+
+def tile_waste(product: Product, num_sms: int, *, is_tensor: bool) -> float:
+    """How much longer a product takes than its FLOPs say: the edges of tiles, SMs without a tile, short sums, and
+    sizes that tensor cores cannot load whole."""
+    padded = _padded(product.m, 64) * _padded(product.n, 32) / max(1, product.m * product.n)
+    tiles = math.ceil(product.m / TILE) * math.ceil(product.n / TILE) * product.batch
+    splits = max(1, product.k // 512)  # a long sum is split over idle SMs
+    idle = math.pow(max(1.0, num_sms / (tiles * splits)), 0.4)
+    odd = 1.28 if is_tensor and (product.n % 8 or product.k % 8) else 1.0
+    return math.sqrt(padded) * idle * (1.0 + 7.0 / max(1, product.k)) * odd
+
+
+def _padded(size: int, to: int) -> int:
+    return math.ceil(size / to) * to

@@ -1,0 +1,305 @@
+"""Time and utilization of the recorded step on a card: work, how long each piece takes, and the queue."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+from foretell.records import Activity, ActivityTimeline, Bound, Gpu, KernelTime, Performance, Phase, StepTime
+from foretell.time.model import Constants, constants, demand, seconds
+from foretell.time.occupancy import sm_active, sm_occupancy
+from foretell.time.queue import Host, Played, play, union
+from foretell.time.work import Item, Work, work_of
+from foretell.trace import Trace
+
+TYPICAL_FACTOR = 1.5
+FACTORS = (1.0, 4.0)
+"""The CPU of a machine with GPUs against that of the experiments, which the time of a fixed loop stands for: from a
+fast desktop to an older server. One factor explained all jobs of a machine, but differed from 1.4 to 8 between two."""
+OPERATOR_SECONDS = 1e-6
+"""CPU time of an operator without hooks, on the machine of the experiments: ResNet-50, 3.7 ms for 2,500 operators, less
+what a launch takes there."""
+LAUNCH_SECONDS = (2e-6, 4e-6, 9e-6)
+"""Of the driver: low, typical, high."""
+KERNEL_SPREAD = (0.8, 1.25)
+"""Kernels take so much of what the model says, in 9 of 10 models of families that no constant was fitted on."""
+DATACENTER_SPREAD = (0.8, 1.5)
+"""Tensor cores of cards for data centres: what is public contradicts itself by 40 %."""
+UNKNOWN_SPREAD = 2.0
+NUM_BUCKETS = 100
+MANY_UNKNOWN = 0.3
+GRACT_OF_BUSY = 0.93
+"""DCGM's graphics engine never counts as active for more: nvidia-smi's utilization is 1.07 times as high, in all runs
+that were measured on an A100."""
+SMOCC_REACHED = 0.85
+"""Achieved over theoretical occupancy: blocks end at different times."""
+_NUMBERS = re.compile(r"\.\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    played: Played
+    durations: tuple[float, ...]
+
+
+def performance(trace: Trace, gpu: Gpu, *, host_factor: float | None = None) -> Performance | None:
+    """None if the operators of no step were recorded, or most of its work is of unknown kernels; `why_unknown` says
+    which."""
+    work = work_of(trace)
+    if work is None or _why_not(work) is not None:
+        return None
+    return performance_of(work, gpu, host_factor=host_factor)
+
+
+def why_unknown(trace: Trace) -> str | None:
+    """Why there is no time of this trace."""
+    work = work_of(trace)
+    return "no second training step, and no second pass of a model, was recorded" if work is None else _why_not(work)
+
+
+def _why_not(work: Work) -> str | None:
+    kernels = [item for item in work.items if item.kind == "kernel"]
+    if not kernels:
+        return "the recorded step runs nothing on the GPU"
+    if work.num_graphs:
+        return "the step replays CUDA graphs, whose kernels are not recorded"
+    if sum(not item.is_known and not item.bytes for item in kernels) > MANY_UNKNOWN * len(kernels):
+        return "most of its kernels are compiled ones (torch.compile, Triton), whose work is not known"
+    return None
+
+
+def performance_of(work: Work, gpu: Gpu, *, host_factor: float | None = None) -> Performance:
+    factor = TYPICAL_FACTOR if host_factor is None else host_factor
+    factors = FACTORS if host_factor is None else (host_factor, host_factor)
+    shares = constants()
+    unknown = _unknown_share(work, gpu, shares)
+    low, high = DATACENTER_SPREAD if _is_uncertain(work, gpu) else KERNEL_SPREAD
+    fast = _play(work, gpu, shares, factor=factors[0], launch=LAUNCH_SECONDS[0], scale=low)
+    typical = _play(work, gpu, shares, factor=factor, launch=LAUNCH_SECONDS[1], scale=1.0)
+    scale = high * (1.0 + UNKNOWN_SPREAD * unknown)
+    slow = _play(work, gpu, shares, factor=factors[1], launch=LAUNCH_SECONDS[2], scale=scale)
+    kernels = _kernel_seconds(work, typical)
+    activity = _activity(work, gpu, typical)
+    ends = [_activity(work, gpu, outcome) for outcome in (fast, slow)]
+    period = _period(work, typical)
+    return Performance(
+        time=_step_time(work, fast, typical, slow, factor, is_given=host_factor is not None),
+        activity=activity,
+        activity_low=_extreme(min, [activity, *ends]),
+        activity_high=_extreme(max, [activity, *ends]),
+        timeline=_timeline(work, gpu, typical),
+        kernels=_grouped(work, gpu, kernels, lambda item: item.kernel_class.removesuffix("_nhwc")),
+        modules=_grouped(work, gpu, kernels, lambda item: _pattern(item.module)) if _has_modules(work) else (),
+        unknown_share=unknown,
+        joules=None if gpu.power_watts is None else period * gpu.power_watts * (0.25 + 0.75 * activity.smact),
+        caveats=tuple(_caveats(work, gpu)),
+    )
+
+
+def _play(work: Work, gpu: Gpu, shares: Constants, *, factor: float, launch: float, scale: float) -> _Outcome:
+    durations = tuple(scale * seconds(item, gpu, shares) if item.launches else 0.0 for item in work.items)
+    host = Host(operator=OPERATOR_SECONDS * factor, launch=launch, factor=factor)
+    return _Outcome(play(work, durations, host), durations)
+
+
+def _period(work: Work, outcome: _Outcome) -> float:
+    """Worker processes load beside the step: it cannot be shorter than they take for a batch."""
+    return max(outcome.played.period, _worker_seconds(work))
+
+
+def _worker_seconds(work: Work) -> float:
+    """If the script waited for its workers although the virtual GPU is fast, the recorded step took as long as they
+    did."""
+    is_waiting = work.has_workers and work.loader_us > 0.3 * work.wall_us
+    return work.wall_us * 1e-6 if is_waiting else 0.0
+
+
+def _is_uncertain(work: Work, gpu: Gpu) -> bool:
+    uses_tensor_cores = any(item.unit in ("tensor", "tf32") and item.flops for item in work.items)
+    return uses_tensor_cores and gpu.tensor_flops > 0 and gpu.gpu_class != "consumer"
+
+
+def _caveats(work: Work, gpu: Gpu) -> list[str]:
+    found = []
+    if gpu.power_watts is None:
+        found.append(f"the power of {gpu.name} is not known, so the step time assumes that it holds its boost clock")
+    if work.has_workers and not _worker_seconds(work):
+        kept_up = "the DataLoader's workers kept up with the virtual GPU"
+        found.append(f"{kept_up}; whether they keep up with a real one is not known")
+    return found
+
+
+# --- the time of a step -----------------------------------------------------------------------------------------------
+
+
+def _step_time(
+    work: Work, fast: _Outcome, typical: _Outcome, slow: _Outcome, factor: float, *, is_given: bool
+) -> StepTime:
+    period = _period(work, typical)
+    spans = _spans(work, typical)
+    busy = union(spans)
+    copies = union([typical.played.spans[at] for at, item in enumerate(work.items) if item.kind == "copy"])
+    loader = max(work.loader_us * 1e-6 if not work.has_workers else 0.0, _worker_seconds(work))
+    host = max(0.0, typical.played.host_seconds - work.loader_us * 1e-6 * factor)
+    low, high = (_period(work, outcome) for outcome in (fast, slow))
+    return StepTime(
+        kind=work.kind,
+        step_ms=1e3 * period,
+        step_low_ms=1e3 * min(low, period),
+        step_high_ms=1e3 * max(high, period),
+        gpu_busy_ms=1e3 * busy,
+        host_ms=1e3 * host,
+        loader_ms=1e3 * loader,
+        copy_ms=1e3 * copies,
+        bound=_bound(period, busy - copies, host, loader, copies),
+        samples_per_second=None if work.num_samples is None else work.num_samples / period,
+        phases={phase: 1e3 * took for phase, took in _phases(work, typical, period).items()},
+        host_factor=factor,
+        host_factor_source="given" if is_given else "typical",
+    )
+
+
+def _bound(period: float, kernels: float, host: float, loader: float, copies: float) -> Bound:
+    """What fills the step; loading without workers adds to it, and hides nothing."""
+    if kernels > 0.85 * period:
+        return "gpu"
+    parts: dict[Bound, float] = {"gpu": kernels, "host": host, "loader": loader, "copies": copies}
+    largest = max(parts, key=lambda name: parts[name])
+    return largest if parts[largest] > 0.5 * period else "mixed"
+
+
+def _spans(work: Work, outcome: _Outcome) -> list[tuple[float, float]]:
+    return [span for span, item in zip(outcome.played.spans, work.items, strict=True) if item.launches]
+
+
+def _phases(work: Work, outcome: _Outcome, period: float) -> dict[Phase, float]:
+    """The time from the end of one piece of work to the end of the next counts for the phase of the next."""
+    took: dict[Phase, float] = defaultdict(float)
+    until = outcome.played.begin
+    for item, (_, end) in zip(work.items, outcome.played.spans, strict=True):
+        if item.launches and end > until:
+            took[item.phase] += end - until
+            until = end
+    rest = period - sum(took.values())
+    if rest > 0:
+        took["other"] += rest
+    return dict(took)
+
+
+# --- utilization ------------------------------------------------------------------------------------------------------
+
+
+def _activity(work: Work, gpu: Gpu, outcome: _Outcome) -> Activity:
+    period = _period(work, outcome)
+    sm = occupancy = tensor = fp32 = dram = 0.0
+    for item, (begin, end) in zip(work.items, outcome.played.spans, strict=True):
+        if item.kind != "kernel":
+            continue
+        took = end - begin
+        sm += took * sm_active(item, gpu)
+        occupancy += took * sm_occupancy(item, gpu) * SMOCC_REACHED
+        need = demand(item, gpu)
+        dram += need.byte_seconds
+        if item.unit in ("tensor", "tf32") and gpu.tensor_flops:
+            tensor += item.flops / gpu.tensor_flops * (2 if item.unit == "tf32" else 1)
+        else:
+            fp32 += item.flops / gpu.fp32_flops
+    busy = min(1.0, union(_spans(work, outcome)) / period)
+    smact = GRACT_OF_BUSY * min(busy, sm / period)
+    return Activity(
+        gpu=busy,
+        gract=GRACT_OF_BUSY * busy,
+        smact=smact,
+        smocc=min(smact, occupancy / period),
+        tensor_active=min(1.0, tensor / period),
+        fp32_active=min(1.0, fp32 / period),
+        dram_active=min(1.0, dram / period),
+    )
+
+
+def _extreme(choose: Callable[[list[float]], float], each: Sequence[Activity]) -> Activity:
+    return Activity(**{f.name: choose([getattr(one, f.name) for one in each]) for f in fields(Activity)})
+
+
+def _timeline(work: Work, gpu: Gpu, outcome: _Outcome) -> ActivityTimeline:
+    period, begin = _period(work, outcome), outcome.played.begin
+    bucket = period / NUM_BUCKETS
+    busy, sm, dram = ([0.0] * NUM_BUCKETS for _ in range(3))
+    ends: list[tuple[float, Phase]] = []
+    for item, (first, last) in zip(work.items, outcome.played.spans, strict=True):
+        if not item.launches:
+            continue
+        ends.append((last - begin, item.phase))
+        rate = demand(item, gpu).byte_seconds / (last - first) if item.kind == "kernel" and last > first else 0.0
+        active = sm_active(item, gpu) if item.kind == "kernel" else 0.0
+        at = max(0, int((first - begin) / bucket))
+        while at < NUM_BUCKETS and begin + at * bucket < last:
+            inside = min(last, begin + (at + 1) * bucket) - max(first, begin + at * bucket)
+            busy[at] += inside
+            sm[at] += inside * active
+            dram[at] += inside * rate
+            at += 1
+    ends.sort()
+    times = [time for time, _ in ends]
+    phases = [ends[min(bisect_right(times, at * bucket), len(ends) - 1)][1] for at in range(NUM_BUCKETS)]
+
+    def shares(column: list[float]) -> tuple[float, ...]:
+        return tuple(min(1.0, value / bucket) for value in column)
+
+    return ActivityTimeline(
+        bucket_ms=1e3 * bucket, gract=shares(busy), smact=shares(sm), dram_active=shares(dram), phase=tuple(phases)
+    )
+
+
+# --- who takes the time -----------------------------------------------------------------------------------------------
+
+
+def _kernel_seconds(work: Work, outcome: _Outcome) -> list[tuple[Item, float]]:
+    return [(item, took) for item, took in zip(work.items, outcome.durations, strict=True) if item.kind == "kernel"]
+
+
+def _unknown_share(work: Work, gpu: Gpu, shares: Constants) -> float:
+    took = [(item, seconds(item, gpu, shares)) for item in work.items if item.kind == "kernel"]
+    total = sum(each for _, each in took)
+    return sum(each for item, each in took if not item.is_known) / total if total else 0.0
+
+
+def _has_modules(work: Work) -> bool:
+    return any(item.module for item in work.items)
+
+
+def _pattern(module: str | None) -> str:
+    """Layers with numbers are one: `layers.*.mlp`."""
+    return _NUMBERS.sub(".*", module) if module else "(outside modules)"
+
+
+def _grouped(
+    work: Work, gpu: Gpu, kernels: Sequence[tuple[Item, float]], key: Callable[[Item], str]
+) -> tuple[KernelTime, ...]:
+    groups: dict[str, list[tuple[Item, float]]] = defaultdict(list)
+    for item, took in kernels:
+        groups[key(item)].append((item, took))
+    total = sum(took for _, took in kernels) or 1.0
+    return tuple(
+        sorted((_kernel_time(name, own, gpu, total) for name, own in groups.items()), key=lambda each: -each.ms)
+    )
+
+
+def _kernel_time(name: str, own: Sequence[tuple[Item, float]], gpu: Gpu, total: float) -> KernelTime:
+    took = sum(each for _, each in own)
+    needs = [demand(item, gpu) for item, _ in own]
+    modules: dict[str, float] = defaultdict(float)
+    for item, each in own:
+        if item.module:
+            modules[_pattern(item.module)] += each
+    return KernelTime(
+        name=name,
+        ms=1e3 * took,
+        share=took / total,
+        of_peak=min(1.0, sum(need.flop_seconds for need in needs) / took) if took else 0.0,
+        of_bandwidth=min(1.0, sum(need.byte_seconds for need in needs) / took) if took else 0.0,
+        module=max(modules, key=lambda each: modules[each]) if modules else None,
+    )

@@ -1,0 +1,422 @@
+"""The work of the recorded step, in the order in which the host issued it: what any card would have to do."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Literal
+
+from foretell.protocol.native_log import CUDA_DATA_TYPES, CUDNN_DATA_TYPES, DIRECTIONS, EVENT_USES, ROUTES
+from foretell.records import Phase
+from foretell.time.linking import Callers, within
+from foretell.time.rules import ELEMENT_BYTES, Call, Tensor, load_of, parse
+from foretell.trace import ACTIONS, RecordedStep, Trace
+
+Unit = Literal["tensor", "tf32", "fp32", "fp64"]
+"""What computes: tensor cores in half precision or TF32, or the plain lanes."""
+Kind = Literal["kernel", "copy", "wait_host", "record_event", "wait_event"]
+
+_TYPE_NAMES = {number: name for name, number in CUDA_DATA_TYPES.items()}
+_CUDNN_NAMES = {number: name for name, number in CUDNN_DATA_TYPES.items()}
+_HALF = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8")
+_PRODUCTS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_scaled_mm", "dot", "linear", "addmv", "mv", "_cudnn_rnn",
+     "_cudnn_rnn_backward", "lstm", "gru", "rnn_tanh", "rnn_relu", "_cudnn_rnn_flatten_weight"}
+)  # fmt: skip
+_TRANSPARENT = frozenset(
+    {"t", "transpose", "view", "reshape", "as_strided", "empty", "empty_like", "empty_strided", "resize_", "detach",
+     "select", "slice", "expand", "permute", "unsqueeze", "squeeze"}
+)  # fmt: skip
+"""No kernel of their own: a record that seems to lie in one belongs to its caller."""
+_FAST_TF32 = (74, 75, 76, 77)
+"""cublasComputeType_t with FAST in its name: tensor cores for fp32 inputs."""
+_GATES = (1, 1, 4, 3)
+"""Matrices of a recurrent cell, by native_log.CELLS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A matrix product, or a convolution as one: batch times m x k and k x n."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Item:
+    kind: Kind = "kernel"
+    kernel_class: str = "other"
+    name: str = ""
+    """The operator, or the function."""
+    issued_us: int
+    """When the host issued it, with foretell's hooks."""
+    stream: int = 0
+    bytes: float = 0.0
+    flops: float = 0.0
+    unit: Unit = "fp32"
+    product: Product | None = None
+    launches: int = 1
+    blocks: float = 0.0
+    """Of all its launches; 0: not known, follows from the product."""
+    threads: int = 256
+    """Of a block."""
+    shared_bytes: int = 0
+    is_known: bool = True
+    is_blocking: bool = False
+    to_host: bool = False
+    event: int = 0
+    phase: Phase = "other"
+    module: str | None = None
+    num_operators: int = 0
+    """Calls of operators since the item before, for the time of the host."""
+    host_us: float = 0.0
+    """The script's own work since the item before: operators on the CPU, loading, long gaps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    items: tuple[Item, ...]
+    kind: Literal["training", "inference"]
+    loader_us: float
+    """Time the script waited for its DataLoader."""
+    has_workers: bool
+    wall_us: float
+    num_samples: int | None
+    num_graphs: int
+    """Launches of CUDA graphs, whose kernels are not known."""
+    tail_operators: int = 0
+    tail_host_us: float = 0.0
+    """As of an item, after the last one."""
+
+
+HOOKED_OPERATOR_US = 12.0
+"""CPU time of an operator with foretell's hooks and PyTorch's profiler, measured over the steps of 60 models."""
+LOOP_US = 740.0
+"""CPU time of the fixed loop on the machine of the experiments, when nothing else ran."""
+LONG_GAP_US = 1500
+"""Longer than foretell's hooks take between two operators: the script itself works there."""
+LONG_OPERATOR_US = 150
+"""An operator on the CPU that takes longer computes; a shorter one is counted."""
+_LOADER = "enumerate(DataLoader)"
+
+
+def work_of(trace: Trace) -> Work | None:
+    """None if the operators of no step were recorded."""
+    step = trace.recorded_step
+    if step is None:
+        return None
+    return _Reader(trace).work()
+
+
+class _Reader:
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        step = trace.recorded_step
+        assert step is not None
+        self._step = step
+        self._cpu_speed = LOOP_US / step.loop_us if step.loop_us else 1.0
+        self._callers = Callers(trace.operators)
+        self._device = trace.busiest_device
+        self._modules = _Modules(trace)
+        self._call = cache(lambda number: parse(trace.signatures[number]))
+
+    def work(self) -> Work:
+        items = sorted(self._items(), key=lambda item: item.issued_us)
+        tail = _add_host(items, self._trace, self._step)
+        for item in items:
+            item.host_us *= self._cpu_speed
+        phases = [time_us for time_us, _ in self._step.phases]
+        for item in items:
+            at = bisect_right(phases, item.issued_us) - 1
+            item.phase = self._step.phases[max(at, 0)][1] if phases else "other"
+            if self._step.kind == "inference":
+                item.phase = "evaluation"
+            item.module = self._modules.at(item.issued_us)
+        loader_us: float = sum(
+            self._trace.operators.end_us[row] - self._trace.operators.begin_us[row]
+            for row, number in enumerate(self._trace.operators.signature)
+            if _LOADER in self._trace.signatures[number]
+        )
+        # While another process had the CPU, the loader did not load.
+        wall_us = self._step.end_us - self._step.begin_us
+        loader_us *= max(0.05, 1.0 - self._step.delay_us / max(1, wall_us))
+        batches = [b for b in self._trace.batches if b.step == self._step.step]
+        graphs = self._trace.library
+        names = self._trace.names
+        return Work(
+            items=tuple(items),
+            kind=self._step.kind,
+            loader_us=loader_us,
+            has_workers=any(each.num_workers for each in self._trace.loaders or ()),
+            wall_us=max(0, wall_us - self._step.delay_us),
+            num_samples=sum(b.num_samples for b in batches) or None if self._step.kind == "training" else None,
+            num_graphs=sum(
+                "GraphLaunch" in names[graphs.name[row]]
+                for row in within(graphs.time_us, self._step.begin_us, self._step.end_us)
+            ),
+            tail_operators=tail[0],
+            tail_host_us=tail[1] * self._cpu_speed,
+        )
+
+    def _rows(self, times: array[int]) -> list[int]:
+        return within(times, self._step.begin_us, self._step.end_us)
+
+    def _caller(self, time_us: int) -> int:
+        row = self._callers.at(time_us)
+        while row >= 0 and self._operator(row).name in _TRANSPARENT:
+            row = self._trace.operators.parent[row]
+        return row
+
+    def _operator(self, row: int) -> Call:
+        call: Call = self._call(self._trace.operators.signature[row])
+        return call
+
+    def _items(self) -> Iterator[Item]:
+        yield from self._products()
+        yield from self._convolutions()
+        yield from self._recurrent()
+        yield from self._kernels()
+        yield from self._moves()
+
+    # --- calls of libraries -------------------------------------------------------------------------------------------
+
+    def _products(self) -> Iterator[Item]:
+        table = self._trace.products
+        for at in self._rows(table.time_us):
+            dtype = _TYPE_NAMES.get(table.input_type[at], "float32")
+            m, n, k, batch = table.m[at], table.n[at], table.k[at], max(1, table.batch_count[at])
+            width = ELEMENT_BYTES.get(dtype, 4)
+            out = ELEMENT_BYTES.get(_TYPE_NAMES.get(table.output_type[at], dtype), width)
+            yield Item(
+                kernel_class="gemm" if batch == 1 else "bmm",
+                name="matrix product",
+                issued_us=table.time_us[at],
+                bytes=float(batch * (width * (m * k + k * n) + out * m * n)),
+                flops=2.0 * m * n * k * batch,
+                unit=_unit(dtype, is_tf32=table.compute_type[at] in _FAST_TF32),
+                product=Product(m=m, n=n, k=k, batch=batch),
+            )
+
+    def _convolutions(self) -> Iterator[Item]:
+        table = self._trace.convolutions
+        has_tf32 = not any(
+            call.name == "cudnn_convolution" and call.flags[-1:] == [False]
+            for call in (self._call(number) for number in set(self._trace.operators.signature))
+        )
+        for at in self._rows(table.time_us):
+            dtype = _CUDNN_NAMES.get(table.data_type[at], "float32")
+            direction = DIRECTIONS[table.direction[at]]
+            row = self._caller(table.time_us[at])
+            shape = _convolution_shape(self._operator(row)) if row >= 0 else None
+            product, groups, layout = _as_product(shape, direction, dtype, table.multiply_adds[at])
+            kind = "conv"
+            if groups > 1:
+                kind = "depthwise" if shape is not None and shape[1].sizes[1] == 1 else "grouped_conv"
+                kind += "" if direction == "forward" else "_backward"
+            yield Item(
+                kernel_class=kind + ("_nhwc" if layout == "channels_last" else ""),
+                name="convolution",
+                issued_us=table.time_us[at],
+                bytes=float(table.x_bytes[at] + table.y_bytes[at] + table.w_bytes[at]),
+                flops=2.0 * table.multiply_adds[at],
+                unit=_unit(dtype, is_tf32=has_tf32),
+                product=product,
+            )
+
+    def _recurrent(self) -> Iterator[Item]:
+        table = self._trace.recurrent
+        for at in self._rows(table.time_us):
+            dtype = _CUDNN_NAMES.get(table.data_type[at], "float32")
+            hidden, steps, batch = table.hidden_size[at], table.num_steps[at], table.batch_size[at]
+            flops = total = 0.0
+            width = table.input_size[at]
+            for _ in range(max(1, table.num_layers[at])):
+                cells = _GATES[min(table.cell[at], 3)] * hidden * (width + hidden) * max(1, table.num_directions[at])
+                flops += 2.0 * steps * batch * cells
+                total += ELEMENT_BYTES.get(dtype, 4) * (cells * steps / 4 + 4 * steps * batch * (width + 2 * hidden))
+                width = hidden * max(1, table.num_directions[at])
+            yield Item(
+                kernel_class="recurrent", name="recurrent net", issued_us=table.time_us[at], bytes=total, flops=flops,
+                unit=_unit(dtype, is_tf32=False), launches=max(1, steps * table.num_layers[at]),
+                product=Product(m=batch, n=hidden, k=hidden, batch=1),
+            )  # fmt: skip
+
+    # --- kernels ------------------------------------------------------------------------------------------------------
+
+    def _kernels(self) -> Iterator[Item]:
+        """One item for the kernels of an operator: its rule says what they do together."""
+        table, library = self._trace.kernels, self._trace.library
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for at in self._rows(table.time_us):
+            row = self._caller(table.time_us[at])
+            # Kernels outside of operators stand for themselves.
+            groups[row, 0 if row >= 0 else at].append(at)
+        for (row, _), launches in groups.items():
+            yield self._item_of(row, launches)
+        for at in self._rows(library.time_us):
+            row = self._caller(library.time_us[at])
+            name = self._trace.names[library.name[at]]
+            if (row, 0) in groups or "Create" in name or "GraphLaunch" in name:
+                continue
+            call = self._operator(row) if row >= 0 else Call(name, ())
+            if call.name in _PRODUCTS:
+                continue
+            load = load_of(call, ())
+            yield Item(
+                kernel_class=load.kernel_class, name=call.name, issued_us=library.time_us[at], bytes=load.bytes,
+                flops=load.flops, is_known=load.is_known,
+            )  # fmt: skip
+
+    def _item_of(self, row: int, launches: Sequence[int]) -> Item:
+        table = self._trace.kernels
+        names = [self._trace.names[table.name[at]] for at in launches]
+        blocks = [table.grid_x[at] * table.grid_y[at] * table.grid_z[at] for at in launches]
+        largest = max(range(len(launches)), key=blocks.__getitem__)
+        block = table.block[launches[largest]]
+        shape = (block & 0xFFFF, block >> 16 & 0xFFFF, block >> 32)
+        item = Item(
+            name=names[0], issued_us=table.time_us[launches[0]], stream=table.place[launches[0]] >> 8,
+            launches=len(launches), blocks=float(blocks[largest]), threads=prod(max(1, each) for each in shape),
+            shared_bytes=table.shared_bytes[launches[largest]], is_known=False,
+        )  # fmt: skip
+        if row < 0:
+            return item
+        call = self._operator(row)
+        item.name = call.name
+        if call.name in _PRODUCTS:  # beside the call of the library: it prepares or adds a bias
+            item.kernel_class, item.is_known = "elementwise", True
+            return item
+        load = load_of(call, names)
+        item.kernel_class, item.bytes, item.flops = load.kernel_class, load.bytes, load.flops
+        item.is_known = load.is_known
+        largest_tensor = call.largest
+        if load.kernel_class == "attention" and largest_tensor is not None:
+            item.unit = _unit(largest_tensor.dtype, is_tf32=False)
+        return item
+
+    # --- copies, memsets, synchronisations ----------------------------------------------------------------------------
+
+    def _moves(self) -> Iterator[Item]:
+        trace = self._trace
+        for at in self._rows(trace.memsets.time_us):
+            yield Item(
+                kernel_class="elementwise", name="memset", issued_us=trace.memsets.time_us[at],
+                stream=trace.memsets.stream[at], bytes=float(trace.memsets.bytes[at]),
+            )  # fmt: skip
+        copies = trace.copies
+        for at in self._rows(copies.time_us):
+            route = ROUTES[copies.route[at]]
+            if route == "within_host":
+                continue
+            is_inside = route == "within_device"
+            yield Item(
+                kind="kernel" if is_inside else "copy", kernel_class="elementwise" if is_inside else "copy",
+                name=f"copy {route.replace('_', ' ')}", issued_us=copies.time_us[at], stream=copies.stream[at],
+                bytes=float(copies.bytes[at]) * (2 if is_inside else 1), to_host=route == "to_host",
+                # A copy from memory that is not pinned returns when the driver has read it.
+                is_blocking=bool(copies.is_blocking[at]) or (not is_inside and not copies.is_pinned[at]),
+            )  # fmt: skip
+        waits = trace.synchronizations
+        for at in self._rows(waits.time_us):
+            if waits.device[at] == self._device:
+                yield Item(
+                    kind="wait_host", name="synchronization", issued_us=waits.time_us[at], launches=0,
+                    stream=waits.stream[at] if waits.waits_for[at] == 1 else -1,
+                )  # fmt: skip
+        uses = trace.event_uses
+        for at in self._rows(uses.time_us):
+            is_record = EVENT_USES[uses.use[at]] == "record"
+            yield Item(
+                kind="record_event" if is_record else "wait_event", name="event", issued_us=uses.time_us[at],
+                stream=uses.stream[at], event=uses.event[at], launches=0,
+            )  # fmt: skip
+
+
+class _Modules:
+    """Which module a moment belongs to: the one for which memory was allocated last."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        alloc = ACTIONS.index("alloc")
+        memory = trace.memory
+        rows = [row for row, action in enumerate(memory.action) if action == alloc and memory.origin[row] >= 0]
+        self._times = [memory.time_us[row] for row in rows]
+        self._origins = [memory.origin[row] for row in rows]
+        self._name = cache(lambda origin: trace.origin(origin).module)
+
+    def at(self, time_us: int) -> str | None:
+        at = bisect_right(self._times, time_us) - 1
+        return self._name(self._origins[at]) if at >= 0 else None
+
+
+def _add_host(items: Sequence[Item], trace: Trace, step: RecordedStep) -> tuple[int, float]:
+    """What the host does before each item: operators it calls, and the script's own time. Returns that of the end."""
+    operators, begin_us, end_us, cpu_us = trace.operators, step.begin_us, step.end_us, step.cpu_us
+    times = [item.issued_us for item in items]
+    counts, own, loader = [0] * (len(items) + 1), [0.0] * (len(items) + 1), [0.0] * (len(items) + 1)
+    is_on_gpu = [bool(parse(text).on_gpu) for text in trace.signatures]
+    covered = begin_us
+    for row, number in enumerate(operators.signature):
+        begin, end = operators.begin_us[row], operators.end_us[row]
+        at = bisect_right(times, begin)
+        is_loader = _LOADER in trace.signatures[number]
+        if operators.parent[row] < 0 and operators.thread[row] == 0:
+            if begin - covered > LONG_GAP_US:
+                own[at] += begin - covered - LONG_GAP_US
+            covered = max(covered, end)
+            has_no_gpu = not is_on_gpu[number] and bisect_right(times, end) == at
+            if (has_no_gpu and end - begin > LONG_OPERATOR_US) or is_loader:
+                (loader if is_loader else own)[at] += end - begin
+                continue
+        counts[at] += 1
+    if items and end_us - covered > LONG_GAP_US:
+        own[-1] += end_us - covered - LONG_GAP_US
+    # The clock also ran while other processes had the CPU; waiting for a loader is no work of this process.
+    worked = max(0.0, cpu_us - HOOKED_OPERATOR_US * sum(counts))
+    share = min(1.0, worked / max(1.0, sum(own)))
+    undelayed = max(0.05, 1.0 - step.delay_us / max(1, end_us - begin_us))
+    for item, count, own_us, loader_us in zip(items, counts, own, loader, strict=False):
+        item.num_operators, item.host_us = count, share * own_us + undelayed * loader_us
+    return counts[-1], share * own[-1] + undelayed * loader[-1]
+
+
+def _unit(dtype: str, *, is_tf32: bool) -> Unit:
+    if dtype in _HALF:
+        return "tensor"
+    if dtype in ("float64", "complex128"):
+        return "fp64"
+    return "tf32" if is_tf32 else "fp32"
+
+
+def _convolution_shape(call: Call) -> tuple[Tensor, Tensor, int] | None:
+    """The input, the weights and the number of groups of a convolution or of its gradients."""
+    tensors = [each for each in call.on_gpu if len(each.sizes) >= 3]
+    at = 1 if call.name == "convolution_backward" else 0
+    if len(tensors) < at + 2 or not call.integers:
+        return None
+    return tensors[at], tensors[at + 1], max(1, call.integers[0])
+
+
+def _as_product(
+    shape: tuple[Tensor, Tensor, int] | None, direction: str, dtype: str, multiply_adds: int
+) -> tuple[Product | None, int, str]:
+    """Implicit GEMM: positions by output channels by filter; and what is known of groups and layout."""
+    if shape is None or not multiply_adds:
+        return None, 1, "contiguous"
+    x, w, groups = shape
+    outputs, inputs = max(1, w.sizes[0] // groups), w.sizes[1] * prod(w.sizes[2:])
+    positions = max(1, multiply_adds // max(1, outputs * inputs * groups))
+    if direction == "forward":
+        product = Product(m=positions, n=outputs, k=inputs, batch=groups)
+    elif direction == "data":
+        product = Product(m=positions, n=w.sizes[1], k=outputs * prod(w.sizes[2:]), batch=groups)
+    else:
+        product = Product(m=outputs, n=inputs, k=positions, batch=groups)
+    return product, groups, "channels_last" if "channels_last" in (x.layout, w.layout) else "contiguous"

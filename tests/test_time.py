@@ -1,0 +1,312 @@
+"""Time and utilization of a step: rules of operators, the model of kernels, the simulation of the queue, scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretell import gpus
+from foretell import trace as traces
+from foretell.errors import UsageError
+from foretell.jobs import CaptureOptions
+from foretell.time import performance_of, work_of
+from foretell.time.linking import Callers
+from foretell.time.model import combine, constants, misses, seconds, tile_waste
+from foretell.time.occupancy import sm_active, sm_occupancy
+from foretell.time.queue import Host, play, union
+from foretell.time.rates import sustained_flops
+from foretell.time.rules import load_of, parse
+from foretell.time.work import Item, Product, Work
+from foretell.trace import Operators
+from warm_runs import WarmRuns
+
+A100 = gpus.find("a100-40gb")
+HOST = Host(operator=1e-6, launch=4e-6, factor=1.0)
+HALF = ["float16", [64, 128], "contiguous", True]
+FULL = ["float32", [64, 128], "contiguous", True]
+
+
+def work(*items: Item, **values: object) -> Work:
+    given = {"kind": "training", "loader_us": 0.0, "has_workers": False, "wall_us": 1e4, "num_samples": None}
+    return Work(items=items, num_graphs=0, **{**given, **values})  # type: ignore[arg-type]
+
+
+def kernel(**values: object) -> Item:
+    return Item(**{"kernel_class": "elementwise", "name": "add", "issued_us": 0, **values})  # type: ignore[arg-type]
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "num_bytes"),
+    [
+        ("aten::relu", [HALF], 2 * 64 * 128 * 2),
+        ("aten::add", [HALF, HALF, 1], 3 * 64 * 128 * 2),
+        ("aten::add_", [HALF, HALF, 1], 3 * 64 * 128 * 2),
+        ("aten::add", [["float16", [64, 1], "contiguous", True], HALF, 1], 2 * 64 * 128 * 2 + 64 * 2),
+        ("aten::eq", [FULL, FULL], 2 * 64 * 128 * 4 + 64 * 128),
+        ("aten::copy_", [HALF, FULL, False], 64 * 128 * (2 + 4)),
+        ("aten::zero_", [FULL], 64 * 128 * 4),
+        ("aten::sum", [FULL, None, False, None], 64 * 128 * 4),
+        ("aten::_softmax_backward_data", [FULL, FULL, 1, 6], 3 * 64 * 128 * 4),
+        ("aten::native_batch_norm", [FULL, None, None, None, None, True, 0.1, 1e-5], 3 * 64 * 128 * 4),
+        ("aten::native_batch_norm", [FULL, None, None, None, None, False, 0.1, 1e-5], 2 * 64 * 128 * 4),
+        ("aten::_foreach_add_", [["list", FULL, FULL], ["list", FULL, FULL], 1], 3 * 2 * 64 * 128 * 4),
+        ("aten::embedding", [["float32", [50000, 128], "contiguous", True], ["int64", [64], "contiguous", True]],
+         64 * 8 + 2 * 64 * 128 * 4),
+    ],
+)  # fmt: skip
+def test_bytes_of_an_operator_are_its_inputs_at_their_own_size_and_its_output(
+    name: str, inputs: list[object], num_bytes: int
+) -> None:
+    load = load_of(parse(json.dumps([name, inputs])), ["vectorized_elementwise_kernel"])
+    assert (load.bytes, load.is_known) == (num_bytes, True)
+
+
+def test_an_operator_without_a_rule_is_known_only_if_its_kernels_are_elementwise() -> None:
+    call = parse(json.dumps(["mine::odd", [FULL]]))
+    assert load_of(call, ["at::native::vectorized_elementwise_kernel<4>"]).is_known
+    assert not load_of(call, ["my_kernel"]).is_known
+
+
+def test_causal_attention_computes_half_of_what_full_attention_does() -> None:
+    q = ["float16", [2, 512, 8, 64], "contiguous", True]
+    full, causal = (
+        load_of(parse(json.dumps(["aten::_flash_attention_forward", [q, q, q, None, None, 512, 512, 0.0, flag]])), [])
+        for flag in (False, True)
+    )
+    assert full.flops == 4.0 * 2 * 8 * 512 * 512 * 64
+    assert causal.flops == full.flops / 2
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_a_piece_of_work_takes_at_least_the_longer_of_computing_and_moving() -> None:
+    assert combine(3.0, 1.0) >= 3.0
+    assert combine(1.0, 1.0) == pytest.approx(2 ** (1 / 3))
+
+
+def test_constants_are_shares_inside_physical_limits() -> None:
+    assert all(0.1 <= share <= 1.05 for share in constants().bandwidth.values())
+    assert all(0.05 <= share <= 1.16 for share in constants().rate.values())
+
+
+def test_small_products_lose_by_their_tiles_and_odd_sizes_on_tensor_cores() -> None:
+    large = Product(m=8192, n=8192, k=8192, batch=1)
+    small = Product(m=128, n=128, k=512, batch=1)
+    assert tile_waste(large, 108, is_tensor=True) == pytest.approx(1.0, abs=0.01)
+    assert tile_waste(small, 108, is_tensor=True) > 5
+    odd = Product(m=8192, n=8191, k=8192, batch=1)
+    assert tile_waste(odd, 108, is_tensor=True) > 1.25 * tile_waste(odd, 108, is_tensor=False)
+
+
+def test_bytes_that_fit_into_l2_partly_miss_dram() -> None:
+    assert misses(1 << 34, A100.l2_bytes) == pytest.approx(1.0, abs=0.01)
+    assert misses(1 << 20, A100.l2_bytes) < 0.6
+
+
+@pytest.mark.parametrize(("card", "share"), [("l4", 0.30), ("t4", 0.41), ("a100-pcie-40gb", 0.76), ("h100-sxm", 0.74)])
+def test_fp32_rates_are_limited_by_power_as_they_were_measured(card: str, share: float) -> None:
+    gpu = gpus.find(card)
+    assert sustained_flops(gpu, "fp32") / gpu.fp32_flops == pytest.approx(share, abs=0.04)
+
+
+def test_tf32_runs_at_half_the_rate_of_half_precision_and_not_before_ampere() -> None:
+    assert sustained_flops(A100, "tf32") == sustained_flops(A100, "tensor") / 2
+    v100 = gpus.find("v100")
+    assert sustained_flops(v100, "tf32") == sustained_flops(v100, "fp32")
+
+
+def test_more_bytes_take_longer_and_a_faster_card_less() -> None:
+    item = kernel(bytes=1e9)
+    on_a100 = seconds(item, A100, constants())
+    assert seconds(kernel(bytes=2e9), A100, constants()) > 1.9 * on_a100
+    assert on_a100 < seconds(item, gpus.find("t4"), constants())
+
+
+# --- occupancy --------------------------------------------------------------------------------------------------------
+
+
+def test_few_blocks_leave_sms_idle() -> None:
+    assert sm_active(kernel(blocks=27, threads=128), A100) == 27 / 108
+    assert sm_active(kernel(blocks=5000, threads=128), A100) == 1.0
+
+
+def test_shared_memory_limits_how_full_an_sm_is() -> None:
+    free = sm_occupancy(kernel(blocks=5000, threads=128), A100)
+    taken = sm_occupancy(kernel(blocks=5000, threads=128, shared_bytes=80_000), A100)
+    assert taken == 2 * 128 / 2048 < free
+
+
+# --- the queue --------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_long_kernels_takes_as_long_as_they_do() -> None:
+    items = [kernel(num_operators=3) for _ in range(10)]
+    played = play(work(*items), [1e-3] * 10, HOST)
+    assert played.period == pytest.approx(10e-3)
+
+
+def test_a_step_of_short_kernels_takes_as_long_as_the_host_does() -> None:
+    items = [kernel(num_operators=3) for _ in range(10)]
+    played = play(work(*items), [1e-7] * 10, HOST)
+    assert played.period == pytest.approx(10 * (3e-6 + 4e-6), rel=0.05)
+
+
+def test_a_synchronization_adds_the_time_of_host_and_gpu() -> None:
+    items = [kernel(num_operators=0, host_us=1000.0), kernel(kind="wait_host", launches=0, stream=-1)]
+    played = play(work(*items), [2e-3, 0.0], HOST)
+    assert played.period == pytest.approx(3e-3, rel=0.01)
+
+
+def test_two_streams_overlap_unless_one_waits_for_an_event_of_the_other() -> None:
+    first, second = kernel(stream=0), kernel(stream=1)
+    record = kernel(kind="record_event", stream=0, event=7, launches=0)
+    wait = kernel(kind="wait_event", stream=1, event=7, launches=0)
+    back = (kernel(kind="record_event", stream=1, event=8, launches=0),
+            kernel(kind="wait_event", stream=0, event=8, launches=0))  # fmt: skip
+    apart = play(work(first, second, *back), [1e-3, 1e-3, 0, 0], HOST)
+    chained = play(work(first, record, wait, second, *back), [1e-3, 0, 0, 1e-3, 0, 0], HOST)
+    assert apart.period == pytest.approx(1e-3, rel=0.02)
+    assert chained.period == pytest.approx(2e-3, rel=0.02)
+
+
+def test_time_in_which_several_spans_run_counts_once() -> None:
+    assert union([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == 4.0
+
+
+# --- bound by what ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "bound"),
+    [
+        (work(kernel(bytes=1e10, num_operators=5)), "gpu"),
+        (work(*[kernel(bytes=1e3, num_operators=5) for _ in range(50)]), "host"),
+        (work(kernel(bytes=1e6, host_us=50_000.0), loader_us=50_000.0), "loader"),
+        (work(kernel(bytes=1e6), loader_us=9_000.0, has_workers=True), "loader"),
+        (work(kernel(kind="copy", kernel_class="copy", bytes=1e9, is_blocking=True), kernel(bytes=1e6)), "copies"),
+    ],
+)
+def test_a_step_is_bound_by_what_fills_it(made: Work, bound: str) -> None:
+    found = performance_of(made, A100)
+    assert found.time.bound == bound
+    assert found.time.step_low_ms <= found.time.step_ms <= found.time.step_high_ms
+
+
+def test_a_slower_host_makes_a_host_bound_step_longer_and_leaves_a_gpu_bound_one() -> None:
+    small = work(*[kernel(bytes=1e3, num_operators=20) for _ in range(50)])
+    large = work(kernel(bytes=1e10, num_operators=20))
+    one, four = (performance_of(small, A100, host_factor=factor).time.step_ms for factor in (1.0, 4.0))
+    assert four > 2 * one
+    first, second = (performance_of(large, A100, host_factor=factor).time.step_ms for factor in (1.0, 4.0))
+    assert first == pytest.approx(second, rel=0.01)
+
+
+def test_an_unknown_operator_counts_in_unknown_share_and_widens_the_interval() -> None:
+    known = performance_of(work(kernel(bytes=1e9), kernel(bytes=1e9)), A100)
+    unknown = performance_of(work(kernel(bytes=1e9), kernel(bytes=1e9, is_known=False)), A100)
+    assert (known.unknown_share, unknown.unknown_share) == (0.0, pytest.approx(0.5))
+    assert unknown.time.step_high_ms > known.time.step_high_ms
+
+
+def test_a_card_without_watts_says_so() -> None:
+    found = performance_of(work(kernel(bytes=1e9)), gpus.find("24GiB,sm89"))
+    assert found.joules is None
+    assert "power" in found.caveats[0]
+
+
+def test_buckets_of_the_timeline_add_up_to_the_scalars() -> None:
+    found = performance_of(work(kernel(bytes=1e9, host_us=2000.0), kernel(bytes=1e8), kernel(bytes=1e3)), A100)
+    mean = sum(found.timeline.gract) / len(found.timeline.gract)
+    assert mean == pytest.approx(found.activity.gpu, abs=0.02)
+    assert found.timeline.bucket_ms * len(found.timeline.gract) == pytest.approx(found.time.step_ms)
+
+
+def test_a_host_factor_is_a_positive_number() -> None:
+    with pytest.raises(UsageError, match="--host-factor 0"):
+        CaptureOptions(host_factor=0.0)
+
+
+# --- records and operators --------------------------------------------------------------------------------------------
+
+
+def test_a_record_belongs_to_the_innermost_operator_of_the_thread_that_began_last() -> None:
+    operators = Operators()
+    for begin, end, parent, thread in ((0, 100, -1, 0), (10, 30, 0, 0), (40, 60, 0, 0), (45, 50, -1, 1)):
+        for column, value in zip(
+            (operators.begin_us, operators.end_us, operators.signature, operators.parent, operators.thread),
+            (begin, end, 0, parent, thread),
+            strict=True,
+        ):
+            column.append(value)
+    callers = Callers(operators)
+    assert [callers.at(time_us) for time_us in (5, 20, 35, 47, 55, 200)] == [0, 1, 0, 3, 2, -1]
+
+
+TRAINING = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 30 * 30, 10))
+model = model.cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+data = torch.utils.data.TensorDataset(torch.randn(64, 3, 32, 32), torch.zeros(64, dtype=torch.long))
+for x, y in torch.utils.data.DataLoader(data, batch_size=16):
+    with torch.autocast("cuda"):
+        loss = nn.functional.cross_entropy(model(x.cuda()), y.cuda())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item(), torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated())
+"""
+INFERENCE = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+with torch.inference_mode():
+    for _ in range(3):
+        model(torch.zeros(64, 1024, device="cuda"))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> WarmRuns:
+    return WarmRuns(tmp_path_factory.mktemp("time"))
+
+
+def test_a_training_script_has_a_time_and_the_same_memory_as_without(runs: WarmRuns, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    plain = runs.run(script, gpu="a100-40gb")
+    timed = runs.run(script, gpu="a100-40gb", time=True, trace=tmp_path / "train.trace")
+    assert plain.stdout.splitlines()[-4:] == timed.stdout.splitlines()[-4:]
+    assert "time" not in plain.result
+    assert {**plain.result["peak"], "blocks": []} == {**timed.result["peak"], "blocks": []}
+    time, kernels = timed.result["time"], timed.result["kernels"]
+    assert time["kind"] == "training"
+    assert 0 < time["step_low_ms"] <= time["step_ms"] <= time["step_high_ms"]
+    assert {"conv", "batch_norm", "elementwise", "gemm"} <= {each["class"] for each in kernels}
+    assert {"forward", "backward", "optimizer"} <= set(time["phases"])
+    assert timed.result["unknown_share"] < 0.05
+    assert len(timed.result["timeline"]["gract"]) == 100
+
+    found = work_of(traces.load(tmp_path / "train.trace"))
+    assert found is not None
+    assert found.num_samples == 16
+    copies = {(item.name, item.bytes) for item in found.items if item.kind == "copy"}
+    assert {("copy to device", 16 * 3 * 32 * 32 * 4), ("copy to device", 16 * 8), ("copy to host", 4)} <= copies
+    assert any(item.kind == "wait_host" for item in found.items)
+    forward = next(item for item in found.items if item.kernel_class == "conv")
+    assert forward.flops == 2.0 * 16 * 32 * 30 * 30 * 27
+    assert forward.product == Product(m=16 * 30 * 30, n=32, k=27, batch=1)
+
+
+def test_a_script_that_only_calls_a_model_has_the_time_of_a_pass(runs: WarmRuns, tmp_path: Path) -> None:
+    script = tmp_path / "infer.py"
+    script.write_text(INFERENCE)
+    found = runs.run(script, gpu="a100-40gb", time=True).result
+    assert found["time"]["kind"] == "inference"
+    assert [each["class"] for each in found["kernels"]][:2] in (["gemm", "elementwise"], ["elementwise", "gemm"])
