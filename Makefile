@@ -15,7 +15,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/* $(VIRTUAL)/native/*/*)
 CODE := src tests examples benchmarks scripts/environment scripts/browser scripts/columns setup.py
 
-.PHONY: help demo environment native browser ray ci-tools emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu bounds engines test-cpu native-test wheel clean
+.PHONY: help demo environment native browser ray ci-tools emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu bounds sharing-calibration engines test-cpu native-test wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -105,6 +105,9 @@ accuracy-cpu: ## do the same with the CPU engine: docs/accuracy-cpu.md
 
 bounds: environment native ## compare the largest batch sizes with those that ran and failed on a real card: docs/max-batch.md
 	$(PYTHON) -m benchmarks.bounds --ground-truth $(GROUND_TRUTH) --markdown docs/max-batch.md $(ARGS)
+
+sharing-calibration: environment ## fit the slowdown of jobs that share a card on measured pairs: src/foretell/rules/sharing.py
+	$(PYTHON) -m benchmarks.sharing --ground-truth $(GROUND_TRUTH)
 
 engines: environment native ## compare the CPU engine with the virtual GPU on the zoo and the examples: docs/engines.md
 	$(PYTHON) -m benchmarks.engines --markdown docs/engines.md $(ARGS)

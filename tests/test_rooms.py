@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "api": NOUNS | {"gpus", "rules", "runs", "trace", "analysis"},
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
     "learn": NOUNS | {"gpus", "virtual", "rules", "inside", "formulas", "runs", "evaluation.workloads"},
-    "evaluation": NOUNS | {"gpus", "formulas", "runs", "report", "api", "learn"},
+    "evaluation": NOUNS | {"gpus", "rules", "formulas", "runs", "report", "api", "learn"},
     "plan": NOUNS | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
     "postmortem": NOUNS | {"gpus", "runs", "api", "advice", "plan"},
     "testing": NOUNS | {"runs", "report", "api", "plan"},

@@ -35,10 +35,11 @@ from foretell.engines.imported import explain
 from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
-from foretell.plan import check_text, maximum_report, sweep_report
+from foretell.plan import check_text, maximum_report, share_text, sweep_report
 from foretell.plan.check import Gate, judge
 from foretell.plan.knobs import ConfigKey
 from foretell.plan.maximum import Evaluation
+from foretell.plan.share import share
 from foretell.postmortem import Explanation, read_oom
 from foretell.postmortem import text as oom_text
 from foretell.postmortem.reenact import Compared, Reenactment, Setting, Tried
@@ -69,6 +70,7 @@ from test_diff import block, summary
 from test_explain_oom import MESSAGES
 from test_plan_maximum import KNOB, an_answer
 from test_plan_sweep import a_sweep
+from test_share import estimate
 
 GOLDEN = Path(__file__).parent / "data" / "texts"
 WIDTH = 100
@@ -518,6 +520,7 @@ WRONG = [
     "sweep train.py", "sweep --arg=--n train.py", "sweep --arg=--n=8,,16 train.py", "sweep --arg=--n=8,8 train.py",
     "sweep --arg=--n=8 --arg=--n=16 train.py", "sweep --optimizer sgd train.py", "sweep --precision int4 train.py",
     "sweep --arg=--n=8 --json - --csv - train.py", "sweep --arg=--n=8 --limits voodoo train.py",
+    "share a.json", "share a.json b.json", "share --mode magic a.json b.json", "share train.py other.py",
     "sweep --config-key other.json:batch=8 train.py", "sweep --env N= train.py", "sweep --arg={N}=8 train.py",
     "max --arg=--seq-len train.py --seq-len", "max --arg=--seq-len --json no/such/x train.py",
     "fit", "fit missing.py", "fit --gpus voodoo train.py", "fit --gpus rtx-3060:1g.5gb train.py",
@@ -609,6 +612,16 @@ def test_max(golden: Any) -> None:
     shown = [f"--- {name}\n{printed(functools.partial(maximum_report.render, each))}" for name, each in answers.items()]
     lines = [maximum_report.line_of(KNOB, each) for each in (found.evaluations[0], found.evaluations[-1], failed)]
     golden("max", "\n".join([*shown, "--- progress", *lines]))
+
+
+def test_share(golden: Any) -> None:
+    small, middle, large = (replace(estimate(gib), caveats=()) for gib in (4, 9, 25))
+    three = share([small, middle, large], busy=["97/62", "45/20", "99/90"])
+    two = share([small, small])
+    slices = share([small, middle], mode="mig")
+    too_much = share([large, large], mode="mps", gpu="a100-40gb")
+    shown = [printed(functools.partial(share_text.render, each)) for each in (three, two, slices, too_much)]
+    golden("share", "\n\n".join(shown))
 
 
 def test_sweep(golden: Any) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "NothingOnGpuError",
     "Run",
     "ScriptError",
+    "Share",
     "UnsupportedError",
     "UsageError",
     "__version__",
@@ -29,6 +30,7 @@ __all__ = [
     "max_batch",
     "maximum",
     "run",
+    "share",
     "sweep",
 ]
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from foretell.plan.emit import emit
     from foretell.plan.fit import Fit, fit
     from foretell.plan.functions import max_batch, maximum, sweep
+    from foretell.plan.share import Share, share
     from foretell.postmortem import Explanation, explain_oom
     from foretell.records import Estimate
 
@@ -68,6 +71,10 @@ def __getattr__(name: str) -> Any:
         from foretell.plan import fit as module
 
         return getattr(module, name)
+    if name in ("Share", "share"):
+        from foretell.plan import share as shares
+
+        return getattr(shares, name)
     if name in ("CaptureOptions", "Job"):
         from foretell import jobs
 

@@ -12,10 +12,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from foretell.cli.terminal import say
 from foretell.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from foretell.evaluation.metrics import Figures, Judged
+    from foretell.evaluation.pairs import SpeedFigures
     from foretell.evaluation.records import Answer, Case
     from foretell.evaluation.statistics import Draws, Factor
     from foretell.runs import Store
@@ -34,6 +38,7 @@ examples:
   foretell evaluate ../shared/ground_truth
   foretell evaluate ../shared/ground_truth --sets cnn_rtx,transformer --html accuracy.html
   foretell evaluate ../shared/ground_truth --sample 200 --rows kept --json -
+  foretell evaluate ../shared/ground_truth --sets time_collocation
 
 columns: errors are |estimate - measured| / measured; PEF: share of runs that fail if given only the estimate;
 MCP: memory saved compared with reserving the whole GPU; inside: share of runs within the interval; width: its median
@@ -62,14 +67,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from foretell.evaluation import cases, metrics, statistics
+    from foretell.evaluation import cases, metrics, pairs, statistics
     from foretell.report.static_page import plotly_objects
 
     _check(options)
+    speed_figures = _pairs(options)
+    if _sets(options) == [pairs.SET]:
+        return _show_pairs_alone(options, speed_figures)
     statistics.statsmodels_and_pandas()  # report missing packages before anything runs
     if options.html:
         plotly_objects()
-    chosen = _choose(cases.read(options.folder, _sets(options)), options)
+    chosen = _choose(cases.read(options.folder, [name for name in _sets(options) if name != pairs.SET]), options)
     answers = _answers(chosen, options)
     judged = metrics.judge(chosen, answers)
     if not judged:
@@ -77,7 +85,46 @@ def execute(options: argparse.Namespace) -> int:
     figures = metrics.figures(judged)
     factors = statistics.anova(judged)
     draws = statistics.monte_carlo(judged, seed=options.seed)
-    _show(options, answers, judged, figures, factors, draws)
+    _show(options, answers, judged, figures, factors, draws, speed_figures)
+    return 0
+
+
+def _pairs(options: argparse.Namespace) -> list[SpeedFigures]:
+    """Of pairs of jobs on one card, if they are wanted and in the folder."""
+    from foretell.evaluation import pairs
+
+    wanted, path = _sets(options), options.folder / f"{pairs.SET}.csv"
+    if wanted and pairs.SET not in wanted:
+        return []
+    if not path.is_file():
+        if wanted:
+            raise UsageError(f"{options.folder} does not contain {path.name}.")
+        return []
+    measured, num_unknown = pairs.read(options.folder)
+    if num_unknown and not options.quiet:
+        say(f"{pairs.SET}: {num_unknown} pairs have no estimate: how busy their jobs are alone is not known")
+    return pairs.figures(measured)
+
+
+def _show_pairs_alone(options: argparse.Namespace, figures: list[SpeedFigures]) -> int:
+    """Nothing has to run for them."""
+    from foretell.cli.files import write
+    from foretell.cli.terminal import console, ignore_broken_pipe
+    from foretell.evaluation import tables
+
+    if not figures:
+        raise UnsupportedError("no pair could be estimated: how busy their jobs are alone is not known.")
+    text = json.dumps({"schema": "foretell.evaluation/1", "figures": [asdict(each) for each in figures]}, indent=2)
+    if options.json and options.json != "-":
+        write(Path(options.json), text + "\n", is_private=False)
+    if options.markdown:
+        rows = tables.markdown(tables.SPEED_HEADINGS, [tables.speed_row(each) for each in figures])
+        write(options.markdown, _between_markers(options.markdown, rows), is_private=False)
+    with ignore_broken_pipe():
+        if options.json == "-":
+            print(text)
+        else:
+            tables.print_speeds(figures, _wide(console()))
     return 0
 
 
@@ -185,6 +232,7 @@ def _show(
     figures: list[Figures],
     factors: list[Factor],
     draws: list[Draws],
+    speed_figures: list[SpeedFigures],
 ) -> None:
     from rich.text import Text
 
@@ -197,7 +245,7 @@ def _show(
     document = {
         "schema": "foretell.evaluation/1",
         "about": about,
-        "figures": [asdict(each) for each in figures],
+        "figures": [*map(asdict, figures), *map(asdict, speed_figures)],
         "anova": [asdict(each) for each in factors],
         "monte_carlo": [asdict(each) for each in draws],
         "problems": {answer.key: answer.problem for answer in problems},
@@ -215,10 +263,10 @@ def _show(
     if options.json:
         write(Path(options.json), json.dumps(document, indent=2) + "\n", is_private=False)
     with ignore_broken_pipe():
-        terminal = console()
-        if not terminal.is_terminal:
-            terminal.width = max(terminal.width, _FILE_WIDTH)
+        terminal = _wide(console())
         tables.print_figures(figures, terminal)
+        if speed_figures:
+            tables.print_speeds(speed_figures, terminal)
         terminal.print(f"\n{about}")
         explaining = sorted((each for each in factors if each.p_value < 0.01), key=lambda each: -each.share)
         for each in explaining[:5]:
@@ -226,6 +274,13 @@ def _show(
         for answer in problems[:5]:
             problem = f" {answer.key} has no estimate: {(answer.problem or '')[:200]}"
             terminal.print(Text.assemble("  ", ("!", "yellow"), problem))
+
+
+def _wide(terminal: Console) -> Console:
+    """In a file, tables need not fit a screen."""
+    if not terminal.is_terminal:
+        terminal.width = max(terminal.width, _FILE_WIDTH)
+    return terminal
 
 
 def _about(options: argparse.Namespace, answers: dict[str, Answer], problems: Sequence[Answer]) -> str:

@@ -35,6 +35,7 @@ COMMANDS = {
     "max": "find the largest value of any integer with which a script fits",
     "fit": "find the GPUs a training script fits on",
     "sweep": "show what a script needs with each combination of several values",
+    "share": "find out whether jobs can share a GPU, and how fast each will run",
     "gpus": "list the GPUs foretell knows",
     "report": "show the result of a saved trace",
     "what-if": "replay a saved trace on another GPU or with other allocator options",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from foretell import gpus
 from foretell.evaluation.records import Answer, Case
@@ -61,10 +62,12 @@ class Figures:
 
     set: str
     tool: str
+    metric: Literal["memory"] = "memory"
     num_runs: int
     num_errors: int
     median_error: float | None
     p90_error: float | None
+    mean_abs_error: float | None
     bias: float | None
     """Median of the signed errors."""
     oom_right: int
@@ -124,6 +127,7 @@ def _figures(key: tuple[str, str], judged: list[Judged]) -> Figures:
         num_errors=len(errors),
         median_error=statistics.median(map(abs, errors)) if errors else None,
         p90_error=quantile([abs(error) for error in errors], 0.9) if errors else None,
+        mean_abs_error=statistics.fmean(map(abs, errors)) if errors else None,
         bias=statistics.median(errors) if errors else None,
         oom_right=sum(each.is_oom == each.case.is_oom for each in decided),
         oom_missed=sum(each.case.is_oom and not each.is_oom for each in decided),

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretell.evaluation.metrics import OURS, Figures
+from foretell.evaluation.pairs import SpeedFigures
 from foretell.evaluation.statistics import Draws, Factor
 from foretell.units import format_bytes
 
@@ -47,6 +48,34 @@ def factor_row(factor: Factor) -> tuple[str, ...]:
 def draws_row(draws: Draws) -> tuple[str, ...]:
     between = f"{_percent(draws.low)} to {_percent(draws.high)}"
     return draws.set, draws.tool, draws.figure, _percent(draws.mean), between
+
+
+SPEED_HEADINGS = ("set", "tool", "speeds", "median", "p90", "mean", "bias", "inside", "width")
+
+
+def speed_row(figures: SpeedFigures) -> tuple[str, ...]:
+    """Errors of relative speeds, which are shares themselves: no percent of percent."""
+    inside, width = figures.interval_coverage, figures.interval_width
+    errors = (figures.median_error, figures.p90_error, figures.mean_abs_error)
+    return (
+        figures.set,
+        figures.tool,
+        str(figures.num_runs),
+        *(f"{error:.3f}" for error in errors),
+        f"{figures.bias:+.3f}",
+        _percent(inside, digits=1),
+        _NOTHING if width is None else f"{width:.2f}",
+    )
+
+
+def print_speeds(figures: Sequence[SpeedFigures], console: Console) -> None:
+    table = Table(box=None, padding=(0, 1), header_style="bright_black")
+    for heading in SPEED_HEADINGS[1:]:
+        table.add_column(heading, justify="left" if heading == "tool" else "right", no_wrap=True)
+    for number, each in enumerate(figures):
+        table.add_row(*speed_row(each)[1:], style="" if number else "bold")
+    console.print(table)
+    console.print("  speeds of two jobs on one card, from how busy each was measured to keep it alone")
 
 
 FACTOR_HEADINGS = ("set", "factor", "levels", "explains", "F", "p")

@@ -355,7 +355,7 @@ class _Search:
         estimate = outcome.estimate
         if estimate is None or self._job.context_bytes is not None:
             return outcome
-        return replace(outcome, estimate=_with_context(estimate, gpu.context_bytes - like.context_bytes))
+        return replace(outcome, estimate=with_context(estimate, gpu.context_bytes - like.context_bytes))
 
     def _is_near_the_limit(self, gpu: Gpu) -> bool:
         """Neither surely too small nor surely large enough."""
@@ -466,7 +466,7 @@ def _apart_from_context(outcome: Outcome, gpu: Gpu) -> object:
     )
 
 
-def _with_context(estimate: Estimate, more_bytes: int) -> Estimate:
+def with_context(estimate: Estimate, more_bytes: int) -> Estimate:
     """The same job on a card whose context is larger by so much."""
     peak, at_once = estimate.peak, estimate.together
     changed = replace(

@@ -16,6 +16,12 @@ Grade = Literal["fits", "tight", "oom"]
 """tight: the job fits, but what should be requested for it does not."""
 
 
+def grade(available_bytes: int, *, device_bytes: int, request_bytes: int) -> Grade:
+    if request_bytes <= available_bytes:
+        return "fits"
+    return "tight" if device_bytes <= available_bytes else "oom"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     total_bytes: int
@@ -42,9 +48,39 @@ class Capacity:
         return "fits" if reserved_bytes <= self.reservable_bytes else "oom"
 
     def grade_of(self, *, device_bytes: int, request_bytes: int) -> Grade:
-        if request_bytes <= self.available_bytes:
-            return "fits"
-        return "tight" if device_bytes <= self.available_bytes else "oom"
+        return grade(self.available_bytes, device_bytes=device_bytes, request_bytes=request_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySide:
+    """Jobs that run at the same time on one card. Their peaks add up: nothing keeps them from coming together."""
+
+    available_bytes: int
+    device_bytes: int
+    request_bytes: int
+
+    @property
+    def spare_bytes(self) -> int:
+        """What is left of the card after the requests of all; negative if that is too little."""
+        return self.available_bytes - self.request_bytes
+
+    @property
+    def grade(self) -> Grade:
+        return grade(self.available_bytes, device_bytes=self.device_bytes, request_bytes=self.request_bytes)
+
+
+def side_by_side(
+    gpu: Gpu, needs: Iterable[tuple[int, int, int]], *, shares_context: bool, used_by_others_bytes: int = 0
+) -> SideBySide:
+    """`needs`: of each job the memory it needs, what to request for it, and how much of either is contexts of CUDA.
+    With `shares_context` (MPS) there is one context for all; otherwise each process has its own."""
+    device, request, contexts = (sum(column) for column in zip(*needs, strict=True))
+    saved = max(0, contexts - gpu.context_bytes) if shares_context else 0
+    return SideBySide(
+        available_bytes=gpu.total_bytes - used_by_others_bytes,
+        device_bytes=device - saved,
+        request_bytes=request - saved,
+    )
 
 
 def capacity_for(
