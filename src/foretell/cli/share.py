@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from foretell.cli.files import check_targets, is_stdout_taken, write
+from foretell.cli.jobs import progress
 from foretell.cli.terminal import say
 from foretell.errors import UsageError
 
@@ -54,7 +55,7 @@ def execute(options: argparse.Namespace) -> int:
     found = share(
         jobs, gpu=options.gpu, mode=options.mode, busy=options.busy.split(",") if options.busy else (),
         context=options.context, used_by_others=options.used_by_others,
-        say=(lambda text: None) if options.quiet else say,
+        say=(lambda text: None) if options.quiet else say, on_progress=None if options.quiet else progress(),
     )  # fmt: skip
     with ignore_broken_pipe():
         if options.json == "-":

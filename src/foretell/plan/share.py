@@ -13,10 +13,12 @@ from foretell import api, disk, gpus
 from foretell.errors import ForetellError, TraceError, UnsupportedError, UsageError
 from foretell.plan.fit import with_context
 from foretell.plan.slices import assign
+from foretell.plan.variants import recorded_briefly
 from foretell.records import Estimate, Gpu
 from foretell.report import json as json_report
 from foretell.rules.capacity import Grade, SideBySide, side_by_side
 from foretell.rules.sharing import Load, Speed, speeds
+from foretell.runs import Progress
 from foretell.units import parse_bytes
 
 SCHEMA = "foretell.share/1"
@@ -121,6 +123,7 @@ def share(
     context: str | int | None = None,
     used_by_others: str | int = 0,
     say: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> Share:
     """Find out whether jobs can share a GPU. Each is a file (a trace, or the JSON of an estimate), a command (a list of
@@ -148,7 +151,7 @@ def share(
     for number, job in enumerate(jobs):
         key = str(job) if not isinstance(job, Estimate) else str(number)
         if key not in known:
-            known[key] = _read(job, f"job {number + 1}", runs, say)
+            known[key] = _read(job, f"job {number + 1}", runs, say, on_progress)
         found.append(known[key])
     cards = {each.estimate.gpu.name: each.estimate.gpu for each in found}
     if card is None and len(cards) > 1:
@@ -167,7 +170,11 @@ def _is_command(job: object) -> bool:
 
 
 def _read(
-    job: str | Path | Sequence[str] | Estimate, name: str, runs: Mapping[str, Any], say: Callable[[str], None]
+    job: str | Path | Sequence[str] | Estimate,
+    name: str,
+    runs: Mapping[str, Any],
+    say: Callable[[str], None],
+    on_progress: Callable[[Progress], None] | None,
 ) -> _Found:
     if isinstance(job, Estimate):
         name, estimate = " ".join(job.command) or name, job
@@ -176,7 +183,9 @@ def _read(
     else:
         name = " ".join(job)
         say(f"running {name}")
-        estimate = api.find_need(api.run(api.make_job(list(job), **runs))).complete_estimate
+        made = recorded_briefly(api.make_job(list(job), **runs))
+        done = api.find_need(api.run(made, on_progress=on_progress), on_progress=on_progress)
+        estimate = done.complete_estimate
     return _Found(name=name, estimate=estimate, load=_load_of(json_report.document(estimate)))
 
 
