@@ -15,7 +15,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/* $(VIRTUAL)/native/*/*)
 CODE := src tests examples benchmarks scripts/environment scripts/browser scripts/columns setup.py
 
-.PHONY: help demo environment native browser ray ci-tools emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu bounds sharing-calibration engines test-cpu native-test wheel clean
+.PHONY: help demo environment native browser ray ci-tools train-tools emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu bounds sharing-calibration engines test-cpu native-test wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,7 +37,7 @@ $(VIRTUAL)/libcuda.so.1: setup.py $(NATIVE_SOURCES) | environment
 $(VIRTUAL)/libnvidia-ml.so.1: $(VIRTUAL)/libcuda.so.1
 	@touch $@
 
-test: environment native browser ray ci-tools ## run all tests on $(STACK), and those of the CPU engine on a torch without CUDA
+test: environment native browser ray ci-tools train-tools ## run all tests on $(STACK), and those of the CPU engine on a torch without CUDA
 	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup tests
 	$(MAKE) test-cpu
 
@@ -49,6 +49,9 @@ ray: environment ## install Ray for the tests of `--workers ray`; without it the
 
 ci-tools: environment ## install pre-commit and check-jsonschema for the tests of the action and the hook; without them they are skipped
 	@$(PYTHON3) scripts/environment --add ci $(ENVIRONMENT)
+
+train-tools: environment ## install LightGBM and pyarrow for the tests of `foretell train`; without them they are skipped
+	@$(PYTHON3) scripts/environment --add train $(ENVIRONMENT)
 
 emit-check: environment native ray ## check what `--emit` prints with the tools it is for, in an environment of their own
 	@$(PYTHON3) scripts/environment emit build/emit > /dev/null

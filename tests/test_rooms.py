@@ -51,13 +51,14 @@ MAY_IMPORT = {
     "api": NOUNS | {"gpus", "rules", "runs", "trace", "analysis"},
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
     "learn": NOUNS | {"gpus", "virtual", "rules", "inside", "formulas", "runs", "evaluation.workloads"},
+    "guessing": NOUNS | {"protocol", "gpus", "rules", "formulas", "runs", "api", "learn"},
     "evaluation": NOUNS | {"gpus", "rules", "formulas", "runs", "report", "api", "learn"},
     "plan": NOUNS | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
     "postmortem": NOUNS | {"gpus", "runs", "api", "advice", "plan"},
     "testing": NOUNS | {"runs", "report", "api", "plan"},
     "evaluation.workloads": set(),
     "cli": EVERYTHING,
-    "__init__": NOUNS | {"api", "plan", "postmortem"},
+    "__init__": NOUNS | {"api", "guessing", "plan", "postmortem"},
     "__main__": {"cli"},
 }
 ONLY_IN_THE_USERS_PROCESS = {"torch", "transformers"}

@@ -13,6 +13,7 @@ __all__ = [
     "Explanation",
     "Fit",
     "ForetellError",
+    "GuessedJob",
     "Interrupted",
     "Job",
     "NothingOnGpuError",
@@ -27,6 +28,7 @@ __all__ = [
     "estimate",
     "explain_oom",
     "fit",
+    "guess",
     "max_batch",
     "maximum",
     "run",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
+    from foretell.guessing import GuessedJob, guess
     from foretell.jobs import CaptureOptions, Job
     from foretell.plan.check import Check, check
     from foretell.plan.emit import emit
@@ -75,6 +78,10 @@ def __getattr__(name: str) -> Any:
         from foretell.plan import share as shares
 
         return getattr(shares, name)
+    if name in ("GuessedJob", "guess"):
+        from foretell import guessing
+
+        return getattr(guessing, name)
     if name in ("CaptureOptions", "Job"):
         from foretell import jobs
 

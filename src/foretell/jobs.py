@@ -62,6 +62,8 @@ class CaptureOptions:
     to `output.txt` in the capture folder, as in all forks of a warm process."""
     survey: bool = False
     """Record which training settings could be changed (`inside/watch/survey.py`)."""
+    describe: bool = False
+    """Describe the job at its first backward pass (`inside/describe.py`), and end there."""
     alternatives: tuple[str, ...] = ()
     """Changes to apply to the script's training (`inside/change/alternatives.py`)."""
     time: bool = False

@@ -39,6 +39,7 @@ examples:
   foretell evaluate ../shared/ground_truth --sets cnn_rtx,transformer --html accuracy.html
   foretell evaluate ../shared/ground_truth --sample 200 --rows kept --json -
   foretell evaluate ../shared/ground_truth --sets time_collocation
+  foretell evaluate ../shared/ground_truth --estimators guess,formula,horus,dnnmem --sample 100
 
 columns: errors are |estimate - measured| / measured; PEF: share of runs that fail if given only the estimate;
 MCP: memory saved compared with reserving the whole GPU; inside: share of runs within the interval; width: its median
@@ -56,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", choices=["virtual", "cpu"], default="virtual", help="cpu also works without a CUDA build of torch"
     )
     parser.add_argument(
+        "--estimators", metavar="A,B",
+        help="judge instant estimators (guess, formula, horus, dnnmem, ...) instead of an engine: no step is run",
+    )  # fmt: skip
+    parser.add_argument("--model", metavar="FILE", type=Path, help="guess with a model of `foretell train`")
+    parser.add_argument(
         "--workers", metavar="N|ray|ray://HOST:PORT", default=str(os.cpu_count() or 1),
         help="runs at a time on this machine, or a Ray cluster (default: one per CPU)",
     )  # fmt: skip
@@ -71,6 +77,8 @@ def execute(options: argparse.Namespace) -> int:
     from foretell.report.static_page import plotly_objects
 
     _check(options)
+    if options.estimators:
+        return _instant(_choose(cases.read(options.folder, _sets(options)), options), options)
     speed_figures = _pairs(options)
     if _sets(options) == [pairs.SET]:
         return _show_pairs_alone(options, speed_figures)
@@ -180,6 +188,57 @@ def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, An
                 store.add(keys[case.key], to_plain(found))
     store.close()
     return {case.key: replace(from_plain(Answer, store[keys[case.key]]), key=case.key) for case in cases}
+
+
+def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
+    """Judges instant estimators; jobs are described once and kept, with the torch of this environment."""
+    from rich.progress import Progress
+
+    from foretell.cli.files import write
+    from foretell.cli.terminal import console, ignore_broken_pipe
+    from foretell.evaluation import instant, tables
+    from foretell.learn.processes import state_of_description
+    from foretell.runs import Store
+
+    for name in ("html", "markdown"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} does not go with --estimators; use --json.")
+    if not isinstance(options.workers, int):
+        raise UsageError(f"--workers {options.workers}: with --estimators, give a number.")
+    estimators = instant.parse_estimators(options.estimators, model=options.model)
+    store = Store(options.answers or _cache() / "descriptions.jsonl", state=state_of_description())
+    with Progress(console=console(stderr=True), disable=options.quiet, transient=True) as progress:
+        task = progress.add_task("describing jobs", total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        jobs = instant.describe(cases, store, workers=options.workers, on_progress=show)
+    store.close()
+    judged, bounds = instant.judge(cases, jobs, estimators)
+    figures, classes = instant.figures(judged + bounds), list(instant.class_figures(judged + bounds))
+    problems = {key: job for key, job in jobs.items() if isinstance(job, str)}
+    document = {
+        "schema": "foretell.evaluation/1",
+        "about": f"{len(cases)} measured runs; {len(problems)} could not be described.",
+        "figures": [asdict(each) for each in figures],
+        "classes": [asdict(each) for each in classes],
+        "problems": problems,
+    }
+    if options.json and options.json != "-":
+        write(Path(options.json), json.dumps(document, indent=2) + "\n", is_private=False)
+    with ignore_broken_pipe():
+        if options.json == "-":
+            print(json.dumps(document, indent=2))
+            return 0
+        terminal = console()
+        if not terminal.is_terminal:
+            terminal.width = max(terminal.width, _FILE_WIDTH)
+        tables.print_instant(figures, classes, terminal)
+        terminal.print(f"\n{document['about']}")
+        for key, problem in list(problems.items())[:5]:
+            terminal.print(f"  ! {key}: {problem[:200]}")
+    return 0
 
 
 def _has_answer(store: Store, key: str) -> bool:

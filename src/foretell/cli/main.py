@@ -36,6 +36,7 @@ COMMANDS = {
     "fit": "find the GPUs a training script fits on",
     "sweep": "show what a script needs with each combination of several values",
     "share": "find out whether jobs can share a GPU, and how fast each will run",
+    "guess": "estimate in milliseconds what a model or a script needs, without running a training step",
     "gpus": "list the GPUs foretell knows",
     "report": "show the result of a saved trace",
     "what-if": "replay a saved trace on another GPU or with other allocator options",
@@ -44,6 +45,8 @@ COMMANDS = {
     "explain-oom": "explain an out-of-memory message: where the memory was, why, and what helps",
     "import": "estimate a job recorded on the CPU with torch.profiler",
     "calibrate": "measure a real GPU, for use with foretell run --profile",
+    "dataset": "make, merge and describe data sets of labelled jobs, without a GPU",
+    "train": "train the estimator of `foretell guess` on a data set",
     "evaluate": "compare estimates with runs measured on real GPUs",
     "doctor": "check the installation",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +12,9 @@ from foretell.evaluation.metrics import OURS, Figures
 from foretell.evaluation.pairs import SpeedFigures
 from foretell.evaluation.statistics import Draws, Factor
 from foretell.units import format_bytes
+
+if TYPE_CHECKING:
+    from foretell.evaluation.instant import ClassFigures
 
 HEADINGS = (
     "set", "tool", "runs", "median", "p90", "bias", "OOM correct", "missed", "false", "PEF", "MCP", "inside", "width",
@@ -83,17 +87,53 @@ DRAWS_HEADINGS = ("set", "tool", "figure", "mean", "95 % interval")
 
 
 def print_figures(figures: Sequence[Figures], console: Console) -> None:
+    _print_table(HEADINGS, [figure_row(each) for each in figures], console, bold=OURS)
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console, *, bold: str) -> None:
+    """The first column is the set, the second the tool."""
     table = Table(box=None, padding=(0, 1), header_style="bright_black")
-    for heading in HEADINGS:
+    for heading in headings:
         table.add_column(heading, justify="left" if heading in ("set", "tool") else "right", no_wrap=True)
     previous = None
-    for each in figures:
-        if previous not in (None, each.set):
+    for name, tool, *rest in rows:
+        if previous not in (None, name):
             table.add_row()
-        row = figure_row(each)
-        table.add_row(row[0] if each.set != previous else "", *row[1:], style="bold" if each.tool == OURS else "")
-        previous = each.set
+        table.add_row(name if name != previous else "", tool, *rest, style="bold" if tool == bold else "")
+        previous = name
     console.print(table)
+
+
+INSTANT_HEADINGS = (
+    "set", "tool", "runs", "answers", "median", "p90", "bias", "class right", "too low", "OOM correct", "inside",
+    "width",
+)  # fmt: skip
+
+
+def instant_row(figures: Figures, classes: ClassFigures) -> tuple[str, ...]:
+    decided = figures.oom_right + figures.oom_missed + figures.oom_false_alarms
+    return (
+        figures.set,
+        figures.tool,
+        str(figures.num_runs),
+        str(classes.num_answers),
+        _percent(figures.median_error),
+        _percent(figures.p90_error),
+        _percent(figures.bias, sign=True),
+        f"{_percent(classes.accuracy, digits=1)} of {classes.class_bytes >> 30} GiB",
+        _percent(classes.too_low, digits=1),
+        f"{figures.oom_right / decided:.0%}" if decided else _NOTHING,
+        _percent(figures.interval_coverage, digits=1),
+        _percent(figures.interval_width, digits=1),
+    )
+
+
+def print_instant(figures: Sequence[Figures], classes: Sequence[ClassFigures], console: Console) -> None:
+    """Sets in turn, each with all of its estimators."""
+    by_key = {(each.set, each.tool): each for each in classes}
+    rows = [instant_row(each, by_key[each.set, each.tool]) for each in figures]
+    order = list(dict.fromkeys(row[0] for row in rows))
+    _print_table(INSTANT_HEADINGS, sorted(rows, key=lambda row: order.index(row[0])), console, bold="guess")
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,7 +8,7 @@ more of anything never means less memory.
 from __future__ import annotations
 
 import json
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,8 @@ TERMS: dict[Depth, tuple[str, ...]] = {
     "summary": ("constant", "parameters", "gradients", "states", "activations", "largest", "second"),
 }  # fmt: skip
 _FILE = Path(__file__).with_name("fitted.json")
+_used: dict[str, dict[str, tuple[float, ...]]] = {}
+"""Read from the file when first needed."""
 
 
 def depth_of(features: JobFeatures) -> Depth:
@@ -70,13 +72,16 @@ def formula_bytes(features: JobFeatures, gpu: Gpu) -> int:
     return max(int(total), least_bytes(features))
 
 
-@cache
-def coefficients() -> dict[Depth, dict[str, tuple[float, ...]]]:
-    raw = json.loads(_FILE.read_text("utf-8"))["coefficients"]
-    return {
-        depth: {family: tuple(row[name] for name in TERMS[depth]) for family, row in raw[depth].items()}
-        for depth in TERMS
-    }
+def coefficients() -> dict[str, dict[str, tuple[float, ...]]]:
+    if not _used:
+        use(json.loads(_FILE.read_text("utf-8"))["coefficients"])
+    return _used
+
+
+def use(given: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+    """Use other coefficients in this process: by depth, family and term."""
+    for depth, names in TERMS.items():
+        _used[depth] = {family: tuple(row[name] for name in names) for family, row in given[depth].items()}
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import torch
@@ -192,7 +193,7 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
 class Catcher:
     """Catches the job at its first backward pass."""
 
-    def __init__(self, caught: Callable[[dict[str, Any] | None], None]) -> None:
+    def __init__(self, caught: Callable[[dict[str, Any]], None]) -> None:
         self._caught = caught
         self._first = FirstForward()
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -219,6 +220,7 @@ class Catcher:
     def _wrap(self, owner: Any, name: str, before: Callable[[Any], None]) -> None:
         original = getattr(owner, name)
 
+        @wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             before(args[0] if args else None)
             return original(*args, **kwargs)

@@ -23,6 +23,7 @@ class Options:
     engine: Literal["auto", "virtual", "cpu"]
     execute: bool
     survey: bool
+    describe: bool
     alternatives: Sequence[str]
     phases: bool
     time: bool

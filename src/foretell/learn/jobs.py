@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,21 +43,73 @@ def train(draw: Draw) -> None:
     """On the current card, from the model's construction to its third step."""
     built = build(draw)
     model = built.model.cuda().train()
-    if draw.precision == "bfloat16":
-        model = model.bfloat16()
+    dtype = torch.bfloat16 if draw.precision == "bfloat16" else torch.float32
+    model = model.to(dtype)
     if draw.has_summary:  # what tools that print a summary do first
-        _outputs(model, _moved(built.batch(2)[0]))
+        _outputs(model, _moved(built.batch(2)[0], dtype))
     optimizer = make_optimizer(draw.optimizer, model)
     criterion = nn.CrossEntropyLoss()
     for _ in range(STEPS):
         inputs, labels = built.batch(draw.batch_size)
-        inputs, labels = _moved(inputs), _moved(labels)
+        inputs, labels = _moved(inputs, dtype), _moved(labels)
         optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, enabled=draw.precision == "amp"):
             outputs = _outputs(model, inputs)
             loss = criterion(outputs, labels) if labels is not None else outputs
         loss.backward()
         optimizer.step()
+
+
+def train_named(question: dict[str, Any]) -> None:
+    """One backward pass of a model that a user names (`timm:NAME`, `torchvision:NAME`, `package.module:function`), or
+    of a Hugging Face config."""
+    if "config" in question:
+        built = _of_config(dict(question["config"]), int(question["length"]))
+    else:
+        built = _named(str(question["model"]), question["input_shape"])
+    model = built.model.cuda().train()
+    make_optimizer(question["optimizer"], model)
+    inputs, labels = built.batch(int(question["batch_size"]))
+    outputs = _outputs(model, _moved(inputs))
+    loss = nn.functional.cross_entropy(outputs, _moved(labels)) if labels is not None else outputs.float().mean()
+    loss.backward()
+
+
+def _named(name: str, input_shape: list[int] | None) -> Built:
+    package, _, function = name.partition(":")
+    shape = input_shape or [3, 224, 224]
+    if package in ("timm", "torchvision"):
+        size: dict[str, Any] = {"model": function, "image_size": shape[-1]}
+        if package == "timm" and input_shape is None:
+            return _timm(Draw(kind="timm", options=size, batch_size=1))
+        if package == "torchvision":
+            built = _torchvision(Draw(kind="torchvision", options=size, batch_size=1))
+            return built if len(shape) == 3 else Built(built.model, lambda batch: (torch.randn(batch, *shape), None))
+        import timm
+
+        return Built(timm.create_model(function), lambda batch: (torch.randn(batch, *shape), None))
+    if input_shape is None:
+        raise ValueError(f"the shape of one sample is needed for {name}: --input-shape 3,224,224")
+    sys.path.insert(0, os.getcwd())
+    model = getattr(importlib.import_module(package), function)()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{name}() gives {type(model).__name__}, not a torch.nn.Module")
+    return Built(model, lambda batch: (torch.randn(batch, *shape), None))
+
+
+def _of_config(values: dict[str, Any], length: int) -> Built:
+    import transformers
+
+    architecture = next(iter(values.get("architectures") or ()), None)
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    kind = getattr(transformers, architecture or "", None)
+    model = kind(config) if kind is not None else transformers.AutoModelForCausalLM.from_config(config)
+
+    def batch(size: int) -> tuple[Any, None]:
+        tokens = torch.randint(0, config.vocab_size, (size, length))
+        return {"input_ids": tokens, "labels": tokens} if "LM" in type(model).__name__ else {"input_ids": tokens}, None
+
+    return Built(model, batch)
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -99,10 +154,14 @@ def _outputs(model: nn.Module, inputs: Any) -> torch.Tensor:
     return outputs
 
 
-def _moved(value: Any) -> Any:
+def _moved(value: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """On the card; floating-point numbers as the model has them."""
     if isinstance(value, dict):
-        return {name: _moved(each) for name, each in value.items()}
-    return None if value is None else value.cuda()
+        return {name: _moved(each, dtype) for name, each in value.items()}
+    if value is None:
+        return None
+    value = value.cuda()
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 # --- kinds of jobs ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -103,6 +104,27 @@ def ask_all(
     card = gpus.find(gpu)
     parts = [range(i, len(questions), workers) for i in range(min(workers, len(questions)))]
     yield from _together([partial(_ask_part, questions, part, card) for part in parts])
+
+
+def describe_scripts(
+    scripts: Sequence[tuple[Path, Sequence[str]]], *, workers: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Describes the jobs of foretell's own training scripts, many in one process: nothing isolates them."""
+    questions = [{"script": str(path), "arguments": list(arguments)} for path, arguments in scripts]
+    yield from ask_all(questions, workers=workers)
+
+
+def state_of_description() -> str:
+    """What descriptions depend on: the code that makes them, the workloads, and torch."""
+    import hashlib
+
+    from foretell.runs import find_torch
+
+    package = Path(__file__).parent.parent
+    files = [package / "inside" / "describe.py", *sorted((package / "evaluation" / "workloads").glob("*.py"))]
+    installed = find_torch(sys.executable)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    return f"{digest}-{installed.version if installed else ''}"
 
 
 def _ask_part(

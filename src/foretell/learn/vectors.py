@@ -12,7 +12,7 @@ from foretell.records import Gpu
 _KINDS = ("Conv2d", "BatchNorm2d", "Linear", "Dropout", "LayerNorm", "Embedding", "ReLU", "GELU")
 _OTHERS = (
     "log_formula", "log_batch", "layers", *(f"share_{kind}" for kind in _KINDS), "grouped", "pointwise",
-    "element_bytes", "tensors", "output_share", "second_share", "steps_of_20_mib", "largest_parameter_share",
+    "element_bytes", "tensors", "output_share", "second_output_share", "steps_of_20_mib", "largest_parameter_share",
 )  # fmt: skip
 _MIB_20 = 20 << 20
 

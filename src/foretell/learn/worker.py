@@ -20,7 +20,7 @@ import torch
 
 from foretell.inside.describe import Catcher, Described
 from foretell.learn.draws import Draw
-from foretell.learn.jobs import train, without_initialization
+from foretell.learn.jobs import train, train_named, without_initialization
 from foretell.plain import from_plain
 
 
@@ -37,7 +37,7 @@ def main() -> None:
         started = time.process_time()
         try:
             with without_initialization():
-                answer = _label(question["draw"]) if "draw" in question else _describe(question)
+                answer = _answer(question)
         except Exception as error:
             answer = {"problem": f"{type(error).__name__}: {str(error)[:300]}"}
         answer["seconds"] = time.process_time() - started
@@ -46,16 +46,26 @@ def main() -> None:
         answers.flush()
 
 
+def _answer(question: dict[str, Any]) -> dict[str, Any]:
+    if "draw" in question:
+        return _label(question["draw"], describes=question.get("describes", True))
+    if "script" in question:
+        return _describe(question)
+    return _describe_model(question)
+
+
 def _load_libraries() -> None:
     """cuBLAS and cuDNN once, so that no job's first call is charged with them."""
     weight = torch.zeros(8, 8, device="cuda")
     weight @ weight
 
 
-def _label(given: Any) -> dict[str, Any]:
+def _label(given: Any, *, describes: bool) -> dict[str, Any]:
     draw = from_plain(Draw, given)
     descriptions: list[Any] = []
-    with Catcher(descriptions.append):
+    with contextlib.ExitStack() as stack:
+        if describes:
+            stack.enter_context(Catcher(descriptions.append))
         train(draw)
     torch.cuda.synchronize()
     return {"features": descriptions[0] if descriptions else None, "reserved_bytes": torch.cuda.max_memory_reserved()}
@@ -79,6 +89,14 @@ def _describe(question: dict[str, Any]) -> dict[str, Any]:
     if not found:
         return {"problem": "no backward pass was seen"}
     return {"features": found[0]}
+
+
+def _describe_model(question: dict[str, Any]) -> dict[str, Any]:
+    """A model by name, or of a config, trained for less than a step."""
+    found: list[Any] = []
+    with Catcher(found.append):
+        train_named(question)
+    return {"features": found[0]} if found else {"problem": "no backward pass was seen"}
 
 
 def _clear() -> None:

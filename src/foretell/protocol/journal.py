@@ -189,6 +189,10 @@ KINDS: dict[str, Kind] = {
             "has_bitsandbytes": Key("bool"),
         },
     ),
+    "features": Kind(
+        "the job was described; with the option `describe`",
+        {"features": Key("object", "fields of `foretell.features.JobFeatures`")},
+    ),
     "alternative": Kind(
         "a change of the option `alternatives` was made",
         {

@@ -34,6 +34,7 @@ OPTIONS: dict[str, Option] = {
     "engine": Option("auto", '`"auto"`, `"virtual"` or `"cpu"`', "`auto`: the CPU engine where torch has no CUDA"),
     "execute": Option(False, "a boolean", "the CPU engine computes every value"),
     "survey": Option(False, "a boolean", "note what of the training could be done otherwise"),
+    "describe": Option(False, "a boolean", "describe the job at its first backward pass, and end there"),
     "alternatives": Option((), '`["autocast=bfloat16"]`', "changes to make to the training"),
     "phases": Option(True, "a boolean", "mark forward and backward; off only in tests"),
     "time": Option(False, "a boolean", "record the operators of a step, for its time"),

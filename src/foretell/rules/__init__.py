@@ -11,7 +11,7 @@ from ..units import MIB
 from .interval import CONVOLUTIONS, PLAIN, WITHOUT_WORKSPACES
 from .libraries import library_bytes
 
-__all__ = ["Overhead", "library_bytes", "loaded_libraries", "overhead"]
+__all__ = ["Overhead", "context_interval", "library_bytes", "loaded_libraries", "overhead"]
 
 # The context is a guess (gpus.toml), and measured values are far above it: 1,429 MiB in one A100 campaign and about 480
 # in the next, against a guess of 426; 1,343 MiB for an empty process on a V100 against 310. The upper end is chosen to
@@ -53,8 +53,7 @@ def overhead(
     below, above, far_above = (
         spread.bytes_for(reserved_bytes, convolution_bytes) for spread in (spreads.low, spreads.high, spreads.request)
     )
-    context_low = context_bytes if is_context_given else int(context_bytes * _CONTEXT_LOW)
-    context_high = context_bytes if is_context_given else context_bytes + _CONTEXT_HIGH_BYTES
+    context_low, context_high = context_interval(context_bytes, is_given=is_context_given)
     beside = loaded + other_bytes
     return Overhead(
         context_bytes=context_bytes,
@@ -64,6 +63,13 @@ def overhead(
         high_bytes=context_high + beside + above,
         request_bytes=context_high + beside + far_above,
     )
+
+
+def context_interval(context_bytes: int, *, is_given: bool) -> tuple[int, int]:
+    """What an empty process may take on cards of that kind; a given context is taken as it is."""
+    if is_given:
+        return context_bytes, context_bytes
+    return int(context_bytes * _CONTEXT_LOW), context_bytes + _CONTEXT_HIGH_BYTES
 
 
 def loaded_libraries(libraries: LibraryBytes, functions: Iterable[str]) -> tuple[tuple[str, ...], int]:

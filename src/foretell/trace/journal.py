@@ -288,7 +288,7 @@ _READERS: dict[str, Callable[[Told, Line], None]] = {
     "caveat": _caveat,
     "keeper": _keeper,
 }
-"""Without `operators` (progress), and `survey`, `alternative` and `loader` (for advice and plans)."""
+"""Without `operators` (progress), and `survey`, `features`, `alternative` and `loader` (for advice and plans)."""
 _ANY_PROCESS = frozenset(_READERS) - {"allocator", "phase", "step", "pass", "batch", "end", "oom", "keeper"}
 """Kinds that count from any process of the run."""
 

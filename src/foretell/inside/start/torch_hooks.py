@@ -10,6 +10,7 @@ from ..capture import Capture
 from ..change import alternatives, skip_init
 from ..guard import architectures, distributed
 from ..stop.autograd_threads import wait_for_autograd
+from ..stop.leaving import Leaving
 from ..stop.loaders import Loaders
 from ..stop.stopping import Stopping
 from ..stop.trainers import Trainers
@@ -65,12 +66,25 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
         ("the lines of warnings", options.values, lambda: warned_lines.install(capture)),
         ("unimplemented functions", not is_fake, lambda: Unimplemented(capture, torch).install()),
         ("the survey of alternatives", options.survey, lambda: Survey(capture, torch, peaks).install()),
+        ("the description of the job", options.describe, lambda: _describe(capture)),
         ("alternatives", bool(options.alternatives), lambda: alternatives.install(capture, torch)),
     ]
     for name, is_on, install in hooks:
         if is_on:  # a hook that does not fit this torch must not disable the others
             capture.guarded(name, install)
     capture.before_end.append(lambda: wait_for_autograd(torch))
+
+
+def _describe(capture: Capture) -> None:
+    from .. import describe  # it imports torch
+
+    leaving = Leaving(capture)
+
+    def caught(description: dict[str, Any]) -> None:
+        capture.journal.write("features", features=description)
+        leaving.leave("the rest of the training: its job has been described")
+
+    describe.Catcher(caught).install()
 
 
 def _when_cuda_starts(

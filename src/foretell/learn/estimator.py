@@ -1,0 +1,112 @@
+"""foretell's learned estimator: the formula times a learned correction, with conformal intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import TraceError, UsageError
+from foretell.features import Guess, JobFeatures
+from foretell.formulas.model_states import least_bytes
+from foretell.formulas.own import depth_of, formula_bytes, terms
+from foretell.learn import trees
+from foretell.learn.vectors import names, vector
+from foretell.records import Gpu
+
+SHIPPED = Path(__file__).parent / "models" / "reserved"
+_LARGEST_CORRECTION = 1.2
+"""As a logarithm: a factor of 3.3 either way. More would be a job that is nothing like those of the data set."""
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """Trees give log(truth / formula), so it extrapolates as the formula does."""
+
+    models: dict[str, trees.Trees]
+    card: dict[str, Any]
+    name: str = "guess"
+
+    def guess(self, features: JobFeatures, gpu: Gpu) -> Guess | None:
+        return self.guess_all([(features, gpu)])[0]
+
+    def guess_all(self, jobs: Sequence[tuple[JobFeatures, Gpu]]) -> list[Guess | None]:
+        """None: neither the layers nor the parameters are known."""
+        known = [i for i, (job, _) in enumerate(jobs) if job.layers and job.parameter_bytes is not None]
+        found: list[Guess | None] = [None] * len(jobs)
+        for depth, model in self.models.items():
+            chosen = [i for i in known if depth_of(jobs[i][0]) == depth]
+            if not chosen:
+                continue
+            corrections = model.predict([vector(*jobs[i]) for i in chosen])
+            for i, correction in zip(chosen, corrections, strict=True):
+                found[i] = self._guess(*jobs[i], float(correction), depth)
+        return found
+
+    def _guess(self, features: JobFeatures, gpu: Gpu, correction: float, depth: str) -> Guess:
+        bounded = max(-_LARGEST_CORRECTION, min(_LARGEST_CORRECTION, correction))
+        least = least_bytes(features)
+        factor = self.card.get("factors", {}).get(features.family, 1.0)
+        reserved = max(int(formula_bytes(features, gpu) * exp(bounded) * factor), least)
+        spread = self.card["spreads"][depth][stratum(features, gpu)]
+        return Guess(
+            estimator=self.name,
+            reserved_bytes=reserved,
+            low_bytes=min(reserved, max(int(reserved * exp(spread["low"])), least)),
+            high_bytes=max(reserved, int(reserved * exp(spread["high"]))),
+            bound_bytes=max(reserved, int(reserved * exp(spread["bound"]))),
+            notes=_notes(features, bounded != correction),
+        )
+
+
+def stratum(features: JobFeatures, gpu: Gpu) -> str:
+    """Jobs with residuals of one kind: the family and, for what a workspace may decide, its share of the formula."""
+    if features.family != "cnn" or not features.is_complete:
+        return features.family
+    values = terms(features, gpu)
+    workspace_share = values[-4] / formula_bytes(features, gpu)
+    return f"cnn-{'small' if workspace_share < 0.05 else 'medium' if workspace_share < 0.25 else 'large'}"
+
+
+def _notes(features: JobFeatures, is_bounded: bool) -> tuple[str, ...]:
+    notes = []
+    if not features.is_complete:
+        notes.append(
+            "only layers and parameters are known, not what autograd saves: a guess from the model or the script is "
+            "several times as accurate"
+        )
+    if features.optimizer is None:
+        notes.append("the optimizer is not known and taken to be Adam")
+    if is_bounded:
+        notes.append("the job is unlike those of the data set: its correction was limited")
+    return tuple(notes)
+
+
+def read(path: Path) -> Learned:
+    """A model of `foretell train`; `path` with or without its suffix."""
+    path = path.with_suffix("")
+    models, card = trees.load(path)
+    for depth in models:
+        if list(card.get("features", {}).get(depth, ())) != list(names(depth)):  # type: ignore[arg-type]
+            raise TraceError(
+                f"cannot use the model {path}: it was trained on other features than this foretell computes. Train it "
+                "again with `foretell train`."
+            )
+    return Learned(models, card)
+
+
+@cache
+def shipped() -> Learned:
+    return read(SHIPPED)
+
+
+def with_name(model: Learned, name: str) -> Learned:
+    return replace(model, name=name)
+
+
+def check_batch(batch_size: int) -> None:
+    if batch_size < 1:
+        raise UsageError(f"--batch-size {batch_size}: must be 1 or more.")

@@ -1,0 +1,201 @@
+"""Trains foretell's learned estimator on a data set: the formula's coefficients, the correction, and the intervals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell import disk
+from foretell.errors import UnsupportedError, UsageError
+from foretell.features import JobFeatures
+from foretell.formulas import own
+from foretell.formulas.own import TERMS, Depth
+from foretell.learn import trees
+from foretell.learn.estimator import stratum
+from foretell.learn.fit import fit_coefficients
+from foretell.learn.vectors import names, vector
+from foretell.records import Gpu
+
+if TYPE_CHECKING:
+    from foretell.learn.dataset import Row
+
+FOLDS = 5
+FEWEST_ROWS = 50
+FEWEST_MEASURED = 5
+_PARAMETERS = {
+    "objective": "regression_l1", "learning_rate": 0.05, "num_leaves": 24, "min_data_in_leaf": 12, "lambda_l2": 1.0,
+    "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1, "verbosity": -1, "num_threads": 1, "seed": 0,
+    "deterministic": True, "force_row_wise": True,
+}  # fmt: skip
+_ROUNDS = 350
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled:
+    """A job and what it needs."""
+
+    features: JobFeatures
+    gpu: Gpu
+    reserved_bytes: int
+    group: str
+    """Rows of one group are never both in training and in a test."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    models: dict[str, trees.Trees]
+    spreads: dict[str, dict[str, dict[str, float]]]
+    scores: dict[str, dict[str, dict[str, float]]]
+
+
+def lightgbm() -> Any:
+    try:
+        import lightgbm
+    except ImportError:
+        raise UnsupportedError("training needs LightGBM: pip install 'foretell[train]'.") from None
+    return lightgbm
+
+
+def fit_formula(rows: Sequence[Labelled]) -> dict[str, dict[str, dict[str, float]]]:
+    """The coefficients of `formulas/fitted.json`."""
+    np = trees.numpy()
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for depth, depth_names in TERMS.items():
+        found[depth] = {}
+        for family in ("mlp", "cnn", "transformer"):
+            chosen = [row for row in _at(rows, depth) if row.features.family == family]
+            if len(chosen) < FEWEST_ROWS:
+                raise UsageError(
+                    f"the data set has {len(chosen)} usable jobs of the family {family}; at least {FEWEST_ROWS} are "
+                    "needed. Generate more with `foretell dataset generate`."
+                )
+            values = np.array([own.terms(row.features, row.gpu) for row in chosen])
+            fitted = fit_coefficients(values, np.array([row.reserved_bytes for row in chosen]))
+            found[depth][family] = {
+                name: float(f"{value:.4g}") for name, value in zip(depth_names, fitted, strict=True)
+            }
+    return found
+
+
+def write_formula(path: Path, rows: Sequence[Labelled]) -> None:
+    """Fit the coefficients, write them as `formulas/fitted.json` has them, and use them in this process."""
+    found = fit_formula(rows)
+    about = f"Fitted by `foretell train --formula` to {len(rows)} labels of the virtual GPU; docs/learned.md has more."
+    disk.write(path, json.dumps({"about": about, "coefficients": found}, indent=1) + "\n", is_private=False)
+    own.use(found)
+
+
+def train(rows: Sequence[Labelled]) -> Trained:
+    """On log(truth / formula), with the coefficients that are installed. Intervals are from out-of-fold residuals."""
+    np = trees.numpy()
+    models: dict[str, trees.Trees] = {}
+    spreads: dict[str, dict[str, dict[str, float]]] = {}
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for depth in TERMS:
+        chosen = _at(rows, depth)
+        inputs = np.array([vector(row.features, row.gpu) for row in chosen])
+        formula = np.array([own.formula_bytes(row.features, row.gpu) for row in chosen], dtype=float)
+        target = np.log(np.array([row.reserved_bytes for row in chosen]) / formula)
+        folds = np.array([_fold(row.group) for row in chosen])
+        residuals = np.zeros(len(chosen))
+        for fold in range(FOLDS):
+            is_test = folds == fold
+            if is_test.any() and not is_test.all():
+                predicted = _boosted(inputs[~is_test], target[~is_test], depth).predict(inputs[is_test])
+                residuals[is_test] = target[is_test] - predicted
+        models[depth] = _boosted(inputs, target, depth)
+        spreads[depth], scores[depth] = _summaries(chosen, residuals, np)
+    return Trained(models, spreads, scores)
+
+
+def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[Labelled]) -> None:
+    """With a card that says what the model was trained on. `measured` fits one factor for each family."""
+    from collections import Counter
+
+    def counted(name: str) -> dict[str, int]:
+        return dict(Counter(str(getattr(row, name)) for row in rows))
+
+    card = {
+        "features": {depth: list(names(depth)) for depth in TERMS},
+        "spreads": trained.spreads,
+        "scores": trained.scores,
+        "factors": factors(trained, measured),
+        "data": {
+            "jobs": len(rows), "kinds": counted("kind"), "gpus": counted("gpu"), "torch": counted("torch"),
+            "sources": counted("source"), "measured_rows": len(measured),
+            "settings": "three training steps, zero_grad to None, cudnn.benchmark off, no gradient accumulation",
+        },
+        "largest_bytes": max(row.reserved_bytes for row in rows),
+        "software": {"lightgbm": lightgbm().__version__, "parameters": _PARAMETERS, "rounds": _ROUNDS},
+    }  # fmt: skip
+    trees.save(path, trained.models, card)
+
+
+def factors(trained: Trained, measured: Sequence[Labelled]) -> dict[str, float]:
+    """For each family, the median of truth / estimate on measured runs, where there are enough."""
+    from foretell.learn.estimator import Learned
+
+    np = trees.numpy()
+    model = Learned(trained.models, {"spreads": trained.spreads})
+    ratios: dict[str, list[float]] = {}
+    for row, guess in zip(measured, model.guess_all([(row.features, row.gpu) for row in measured]), strict=True):
+        if guess is not None:
+            ratios.setdefault(row.features.family, []).append(row.reserved_bytes / guess.reserved_bytes)
+    return {name: round(float(np.median(each)), 5) for name, each in ratios.items() if len(each) >= FEWEST_MEASURED}
+
+
+def _at(rows: Sequence[Labelled], depth: Depth) -> list[Labelled]:
+    """The rows as they are known at that depth."""
+    if depth == "complete":
+        return [row for row in rows if row.features.is_complete]
+    hidden: dict[str, Any] = dict.fromkeys(
+        ("saved_bytes", "output_bytes", "forward_peak_bytes", "backward_peak_bytes", "largest_bytes", "second_bytes",
+         "convolutions", "input_bytes")
+    )  # fmt: skip
+    return [replace(row, features=replace(row.features, **hidden)) for row in rows]
+
+
+def _boosted(inputs: Any, target: Any, depth: Depth) -> trees.Trees:
+    library = lightgbm()
+    data = library.Dataset(inputs, label=target, feature_name=list(names(depth)))
+    return trees.from_lightgbm(library.train(_PARAMETERS, data, num_boost_round=_ROUNDS))
+
+
+def _fold(group: str) -> int:
+    from zlib import crc32
+
+    return crc32(group.encode()) % FOLDS
+
+
+def _summaries(rows: Sequence[Labelled], residuals: Any, np: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Conformal quantiles of log(truth / estimate), and scores, for each stratum."""
+    strata = np.array([stratum(row.features, row.gpu) for row in rows])
+    spreads: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
+    for name in ("mlp", "transformer", "cnn", "cnn-small", "cnn-medium", "cnn-large"):
+        own_residuals = residuals[[each.startswith(name) for each in strata]]
+        if not len(own_residuals):
+            own_residuals = residuals
+        spreads[name] = {
+            "low": round(_conformal(own_residuals, 0.025, np), 5),
+            "high": round(_conformal(own_residuals, 0.975, np), 5),
+            "bound": round(max(0.0, _conformal(own_residuals, 0.98, np)), 5),
+        }
+        errors = np.abs(np.expm1(-own_residuals))
+        scores[name] = {
+            "rows": len(own_residuals),
+            "median": round(float(np.median(errors)), 5),
+            "p90": round(float(np.quantile(errors, 0.9)), 5),
+        }
+    return spreads, scores
+
+
+def _conformal(residuals: Any, part: float, np: Any) -> float:
+    """The quantile with the correction for a finite sample: outwards by one rank."""
+    ordered = np.sort(residuals)
+    rank = (len(ordered) + 1) * part
+    index = int(np.ceil(rank)) - 1 if part > 0.5 else int(np.floor(rank)) - 1
+    return float(ordered[min(max(index, 0), len(ordered) - 1)])

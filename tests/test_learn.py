@@ -1,0 +1,116 @@
+"""The data set and the training of learned estimators, on rows made by hand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.test_formulas import JOB
+
+from foretell.errors import TraceError, UsageError
+from foretell.learn import dataset, trees
+from foretell.learn.dataset import Row
+from foretell.learn.draws import KINDS, draw
+
+FAMILIES = {
+    "mlp": JOB.layers or (),
+    "encoder": (*(JOB.layers or ()), *(replace(layer, kind="LayerNorm") for layer in JOB.layers or ())),
+    "cnn": tuple(replace(layer, kind="Conv2d") for layer in JOB.layers or ()),
+}
+
+
+def rows(num: int = 80) -> list[Row]:
+    """Truth: 40 MiB, four times the parameters, what is saved, and a tenth more for what the formula cannot know."""
+    generator = random.Random(0)
+    found = []
+    for kind, layers in FAMILIES.items():
+        for i in range(num):
+            job = replace(JOB, layers=layers).with_batch(generator.randrange(100, 100_000))
+            truth = 40 * 2**20 + 4 * (job.parameter_bytes or 0) + 1.1 * (job.saved_bytes or 0)
+            found.append(
+                Row(
+                    kind=kind, group=f"{kind}-{i}", gpu="400GiB,sm80", torch="2.6.0", source="virtual",
+                    draw=f"{kind}-{i}", features=job, reserved_bytes=int(truth),
+                )
+            )  # fmt: skip
+    return found
+
+
+def test_the_same_seed_draws_the_same_jobs_however_many() -> None:
+    assert draw(KINDS, 30, seed=3)[:12] == draw(KINDS, 12, seed=3)
+    assert draw(KINDS, 12, seed=4) != draw(KINDS, 12, seed=3)
+    assert {each.kind for each in draw(KINDS, 12, seed=3)} == set(KINDS)
+
+
+def test_sizes_of_one_architecture_are_one_group() -> None:
+    names = [each for each in draw(("torchvision",), 60, seed=0) if str(each.options["model"]).startswith("resnet")]
+    assert len(names) > 2
+    assert {each.group for each in names} == {"torchvision-resnet"}
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "labels.csv.gz"])
+def test_a_data_set_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
+    dataset.write(tmp_path / name, rows(2))
+    assert dataset.read(tmp_path / name) == rows(2)
+    assert dataset.read(tmp_path) == rows(2)
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    dataset.write(tmp_path / "labels.csv", rows(1))
+    text = (tmp_path / "labels.csv").read_text().replace(dataset.SCHEMA, "foretell.dataset/9")
+    (tmp_path / "labels.csv").write_text(text)
+    with pytest.raises(TraceError, match=r"its schema is 'foretell\.dataset/9'"):
+        dataset.read(tmp_path / "labels.csv")
+
+
+def test_a_measured_run_takes_the_place_of_a_label() -> None:
+    label = rows(1)[0]
+    measured = replace(label, source="a100", reserved_bytes=7)
+    assert dataset.merge([[label], [measured]]) == ([measured], 1)
+
+
+def test_training_recovers_what_the_rows_were_made_of(tmp_path: Path) -> None:
+    pytest.importorskip("lightgbm")
+    from foretell.formulas import own
+    from foretell.learn import estimator, train
+
+    before = dict(own.coefficients())
+    labelled = [row.labelled for row in rows()]
+    try:
+        train.write_formula(tmp_path / "formula.json", labelled)
+        trained = train.train(labelled)
+        train.save(tmp_path / "model", trained, rows(), [])
+        model = estimator.read(tmp_path / "model")
+        errors = []
+        for row in rows():
+            guess = model.guess(row.features, row.labelled.gpu)
+            assert guess is not None
+            errors.append(abs(guess.reserved_bytes / row.reserved_bytes - 1))
+    finally:
+        own._used.update(before)
+    assert sorted(errors)[len(errors) // 2] < 0.01
+    assert trained.scores["complete"]["mlp"]["median"] < 0.01
+
+
+def test_too_few_jobs_of_a_family_are_named() -> None:
+    pytest.importorskip("scipy")
+    from foretell.learn import train
+
+    with pytest.raises(UsageError, match="0 usable jobs of the family cnn"):
+        train.fit_formula([row.labelled for row in rows() if row.kind != "cnn"])
+
+
+def test_arrays_give_what_lightgbm_gives() -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(400, 5))
+    inputs[::7, 2] = np.nan
+    target = inputs[:, 0] * 2 + np.nan_to_num(inputs[:, 2]) ** 2
+    options = {"verbosity": -1, "num_threads": 1, "min_data_in_leaf": 5}
+    booster = lightgbm.train(options, lightgbm.Dataset(inputs, label=target), num_boost_round=30)
+    arrays = trees.from_lightgbm(booster)
+    assert np.allclose(arrays.predict(inputs), booster.predict(inputs), atol=1e-5)
