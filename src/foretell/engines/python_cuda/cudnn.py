@@ -43,8 +43,7 @@ _FIRST_OF_OPERATION = {"forward": 700, "data": 706, "weights": 712}
 _CROSS_CORRELATION = 1
 _TENSOR_CORES, _ROUNDED_INPUTS, _NOT_DETERMINISTIC, _NUM_NOTES = 0, 1, 4, 16
 _RUNTIME_COMPILATION = 0
-_HEURISTICS_OF_TORCH = (0, 2)
-"""Instant, then fallback."""
+_INSTANT, _MODE_B, _FALLBACK = 0, 1, 2
 
 
 class Placement(NamedTuple):
@@ -116,10 +115,11 @@ class Cudnn:
         if not self._device.get(_DEVICE_JSON, _CHAR, None):
             raise CudnnError("the description of the card was not taken")  # then the driver answers by rule
 
-    def plans(self, layer: Layer) -> Iterator[int]:
+    def plans(self, layer: Layer, *, is_benchmarked: bool) -> Iterator[int]:
         """Workspace of each plan, in the order torch tries them; plans are made on demand."""
         graph = self._graph(layer)
-        for mode in _HEURISTICS_OF_TORCH:
+        wants_mode_b = os.environ.get("TORCH_CUDNN_USE_HEURISTIC_MODE_B") == "1" and not is_benchmarked
+        for mode in (_MODE_B if wants_mode_b else _INSTANT, _FALLBACK):
             for config in self._configs(graph, mode):
                 engine = self._engine(config)
                 if not engine.notes(_ENGINE_NOTES, _NOTE) & _forbidden(layer):

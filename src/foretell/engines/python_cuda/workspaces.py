@@ -32,10 +32,10 @@ class Workspaces:
         self._capture.journal.write("cudnn", version=found.version)
         return found
 
-    def plans(self, layer: Layer) -> Iterable[int]:
+    def plans(self, layer: Layer, *, is_benchmarked: bool) -> Iterable[int]:
         """Workspace of each plan, in the order torch tries them."""
         if self.cudnn is not None:
-            return self.cudnn.plans(layer)
+            return self.cudnn.plans(layer, is_benchmarked=is_benchmarked)
         # As the virtual GPU offers by rule (native/libraries/cudnn.c); only cudnn.benchmark tries the last.
         asked = layer.convolution
         ruled = workspace_by_rule(asked, self._capability, self._torch_version)

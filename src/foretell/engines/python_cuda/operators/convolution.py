@@ -173,7 +173,7 @@ def _run(device: PythonCuda, direction: Direction, x: Tensor, y: Tensor, w: Tens
     chosen = device.chosen_plans
     if layer in chosen and _take(device, chosen[layer]):
         return
-    plans: Iterable[int] = device.workspaces.plans(layer)
+    plans: Iterable[int] = device.workspaces.plans(layer, is_benchmarked=how.is_benchmarked)
     if how.is_benchmarked:
         plans = _tried(device, plans)
     for size in plans:
