@@ -1,5 +1,5 @@
 """Memory of cuDNN's recurrent nets: the sizes of native/libraries/cudnn_rnn.c, from shapes alone. They are not
-documented, so they are what the computation must keep."""
+documented; docs/cudnn.md says what is known of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Literal
 
 Kind = Literal["lstm", "gru", "rnn"]
 _GATES: dict[Kind, int] = {"lstm": 4, "gru": 3, "rnn": 1}
+_KEPT: dict[Kind, int] = {"lstm": 6, "gru": 7, "rnn": 2}
+"""In widths of the hidden state. LSTM: the gates, the cell and the hidden state."""
 
 
 def recurrent_workspace(kind: Kind, *, samples: int, hidden: int, directions: int, element_bytes: int) -> int:
@@ -25,9 +27,9 @@ def recurrent_reserve(
     has_dropout: bool,
     element_bytes: int,
 ) -> int:
-    """Memory kept for the backward pass: gates, cell and hidden state of every layer and, with dropout, the dropped
-    inputs of all but the first. `projection`: 0 without one."""
-    kept = (_GATES[kind] + (2 if kind == "lstm" else 1)) * hidden + projection
+    """Memory kept for the backward pass of every layer and, with dropout, the dropped inputs of all but the first.
+    `projection`: 0 without one."""
+    kept = _KEPT[kind] * hidden + projection
     dropped = (layers - 1) * (projection or hidden) * directions if has_dropout else 0
     return samples * (kept * layers * directions + dropped) * element_bytes
 

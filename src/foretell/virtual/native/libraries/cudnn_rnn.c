@@ -129,14 +129,17 @@ EXPORT int cudnnGetRNNWeightParams(void *handle UNUSED, const Rnn *r, int pseudo
     return status;
 }
 
-/* Kept from forward to backward, a step, sample, layer and direction: the gates' activations, the cell and the
- * hidden state, and with dropout the dropped input of the next layer. Workspace: the gates' inputs of one layer for
- * all steps, computed by one product. */
+/* In widths of the hidden state, a step, sample, layer and direction. LSTM: four gates, cell and hidden state; GRU and
+ * plain cells: what cuDNN 6 was seen to keep beside an LSTM of the same size (docs/cudnn.md). */
+static int kept_widths(const Rnn *r) { return r->mode == LSTM ? 6 : r->mode == GRU ? 7 : 2; }
+
+/* Kept from forward to backward: those, and with dropout the dropped input of the next layer. Workspace: the gates'
+ * inputs of one layer for all steps, computed by one product. */
 EXPORT int cudnnGetRNNTempSpaceSizes(void *handle UNUSED, const Rnn *r, int forward_mode, const Sequence *s,
                                      size_t *workspace, size_t *reserve) {
     NEEDS(r, s);
     int64_t size = type_bytes(r->data_type), samples = (int64_t)s->steps * s->batch;
-    int64_t kept = (int64_t)(gates(r) + (r->mode == LSTM ? 2 : 1)) * r->hidden + (r->projection ? r->projection : 0);
+    int64_t kept = (int64_t)kept_widths(r) * r->hidden + (r->projection ? r->projection : 0);
     int64_t dropped = r->drops ? (int64_t)(r->layers - 1) * output(r) * r->directions : 0;
     if (workspace) *workspace = (size_t)(samples * gates(r) * r->hidden * r->directions * size);
     int64_t for_backward = samples * (kept * r->layers * r->directions + dropped) * size;
