@@ -43,20 +43,20 @@ def _print_table(cards: list[Gpu]) -> None:
         major, minor = card.compute_capability
         table.add_row(
             card.name,
-            f"{card.total_bytes / GIB:.2f} GiB{'*' if card.is_measured else ' '}",
+            f"{card.total_bytes / GIB:.2f}{'*' if card.is_measured else ' '}",
             f"{major}{minor}",
             str(card.num_sms),
             f"{card.bandwidth_bytes_per_second / 1e9:.0f}",
             f"{card.fp32_flops / 1e12:.1f}",
             f"{card.tensor_flops / 1e12:.0f}" if card.tensor_flops else "-",
-            f"{card.context_bytes / MIB:.0f} MiB",
+            f"{card.context_bytes / MIB:.0f}",
         )
     terminal = console()
     terminal.print(table)
     terminal.print(
-        "memory: total memory as torch reports it (*: measured on that GPU; otherwise published or derived); "
+        "memory: total memory in GiB, as torch reports it (*: measured on that GPU; otherwise published or derived); "
         "sm: compute capability; fp32, tensor: peak dense TFLOPS; "
-        "context: estimated memory of an empty CUDA process. "
+        "context: estimated memory of an empty CUDA process, in MiB. "
         "Any spelling works (rtx3060, 'RTX 3060'), and so do a description such as 24GiB,sm89 and a MIG slice such as "
         "a100-80gb:3g.40gb.",
         style="bright_black",
