@@ -90,6 +90,7 @@ def test_csv_and_json_have_every_point(found: Sweep) -> None:
     assert rows[1]["problem"] == "the script itself failed at train.py:3: ValueError: odd"
     assert document["points"][5]["values"] == {"batch_size": 32, "seq_len": 1024}
     assert document["points"][5]["need"]["reserved_bytes"] == 32 * GIB
+    assert document["points"][0]["estimate"]["peak"]["reserved_bytes"] == document["points"][0]["reserved_bytes"]
     assert document["points"][0]["spare_bytes"] == JOB.gpu.total_bytes - 4 * GIB - 300 * MIB
 
 

@@ -24,6 +24,7 @@ from foretell.plan.knobs import Knob
 from foretell.plan.maximum_report import COLORS, key_of
 from foretell.plan.sweep import Point, Sweep
 from foretell.records import Gpu
+from foretell.report import json as json_report
 from foretell.report.static_page import document as page_of
 from foretell.report.static_page import plotly_objects, scrolling_table
 from foretell.units import GIB, format_bytes
@@ -123,6 +124,7 @@ def _point_document(found: Sweep, names: Sequence[str], point: Point) -> dict[st
         "spare_bytes": _spare(found, point),
         "need": None if point.need is None else to_plain(point.need),
         "problem": point.problem,
+        "estimate": None if point.estimate is None else json_report.document(point.estimate),
     }
 
 
