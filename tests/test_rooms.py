@@ -53,7 +53,8 @@ MAY_IMPORT = {
     "learn": NOUNS | {"gpus", "virtual", "rules", "inside", "formulas", "runs", "evaluation.workloads"},
     "guessing": NOUNS | {"protocol", "gpus", "rules", "formulas", "runs", "api", "learn"},
     "evaluation": NOUNS | {"gpus", "rules", "formulas", "runs", "report", "api", "learn"},
-    "plan": NOUNS | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "analysis", "report", "diff", "api"},
+    "plan": NOUNS
+    | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "time", "analysis", "report", "diff", "api"},
     "postmortem": NOUNS | {"gpus", "runs", "api", "advice", "plan"},
     "testing": NOUNS | {"runs", "report", "api", "plan"},
     "evaluation.workloads": set(),

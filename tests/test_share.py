@@ -171,6 +171,15 @@ def test_utilization_in_the_file_of_an_estimate_gives_speeds(tmp_path: Path) -> 
     assert found.jobs[0].speed == speeds([Load(0.97, 0.6), Load(0.5, 0.2)])[0]
 
 
+def test_the_utilization_of_another_card_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    document = json.loads(estimate(2).to_json()) | {"utilization": {"gract": 0.9, "dram_active": 0.6}}
+    path.write_text(json.dumps(document))
+    assert all(job.speed for job in share([path, path]).jobs)
+    assert not any(job.speed for job in share([path, path], gpu="a100-80gb").jobs)
+    assert all(job.speed for job in share([path, path], gpu="a100-80gb", busy=["90/60", "90/60"]).jobs)
+
+
 def test_measured_pairs_are_compared_by_the_utilization_of_each_alone(tmp_path: Path) -> None:
     head = "source,gpu,how,a,a_dataset,a_batch,a_amp,b,b_dataset,b_batch,b_amp,a_speed,b_speed"
     single = "source,gpu,model,dataset,batch_size,amp,samples_per_second,gpu_utilization_pct,memory_utilization_pct"
@@ -224,6 +233,7 @@ def test_a_script_is_run_on_the_card_that_is_shared(monkeypatch: pytest.MonkeyPa
     (job,) = asked
     assert (job.command, job.gpu.name, job.options.steps) == (("train.py", "--n", "8"), "a100-40gb", 2)
     assert job.options.stdout == "file"  # standard output may be JSON
+    assert job.options.time
     assert [job.name for job in found.jobs] == ["train.py --n 8"] * 2
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foretell import api, disk, gpus
+from foretell.analysis.verdict import estimate_of
 from foretell.errors import ForetellError, TraceError, UnsupportedError, UsageError
 from foretell.plan.fit import with_context
 from foretell.plan.slices import assign
@@ -19,9 +20,12 @@ from foretell.report import json as json_report
 from foretell.rules.capacity import Grade, SideBySide, side_by_side
 from foretell.rules.sharing import Load, Speed, speeds
 from foretell.runs import Progress
+from foretell.time import performance
+from foretell.trace import Trace, load
 from foretell.units import parse_bytes
 
 SCHEMA = "foretell.share/1"
+_LARGEST_JSON = 256 << 20
 Mode = Literal["time-slicing", "mps", "mig"]
 """How a card is shared: processes take turns, each with its own CUDA context; MPS, one context for all; MIG, each job
 has a slice of the card."""
@@ -112,6 +116,10 @@ class _Found:
     name: str
     estimate: Estimate
     load: Load | None
+    """On that card."""
+    is_load_given: bool = False
+    trace: Trace | None = None
+    """If there is one: how busy another card would be follows from it."""
 
 
 def share(
@@ -156,7 +164,10 @@ def share(
     cards = {each.estimate.gpu.name: each.estimate.gpu for each in found}
     if card is None and len(cards) > 1:
         raise UsageError(f"the jobs were estimated for {', '.join(cards)}: say which GPU they share with --gpu NAME.")
-    given = [replace(each, load=load or each.load) for each, load in zip(found, loads, strict=True)]
+    given = [
+        each if own is None else replace(each, load=own, is_load_given=True)
+        for each, own in zip(found, loads, strict=True)
+    ]
     return judge(
         given, card or next(iter(cards.values())), mode=mode, context_bytes=context_bytes, used_by_others_bytes=others
     )
@@ -184,24 +195,25 @@ def _read(
         name = " ".join(job)
         say(f"running {name}")
         made = recorded_briefly(api.make_job(list(job), **runs))
-        done = api.find_need(api.run(made, on_progress=on_progress), on_progress=on_progress)
+        timed = replace(made, options=replace(made.options, time=True))
+        done = api.find_need(api.run(timed, on_progress=on_progress), on_progress=on_progress)
         estimate = done.complete_estimate
     return _Found(name=name, estimate=estimate, load=_load_of(json_report.document(estimate)))
 
 
 def _of_file(path: Path) -> _Found:
-    from foretell.analysis.verdict import estimate_of
-    from foretell.trace import load
-
     wanted = "Give a file written by `foretell run --trace` or `--json`, or a script."
+    trace = None
     try:
-        content = disk.read(path, most_bytes=1 << 40)
-        if content[:2] == b"PK":
-            estimate = estimate_of(load(path), attributes=False)
+        with disk.opened(path) as file:
+            is_trace = file.read(2) == b"PK"
+        if is_trace:
+            trace = load(path)
+            estimate = estimate_of(trace, attributes=False)
             document = json_report.document(estimate)
         else:
-            document = json_report.parse(content, name=str(path))
-            estimate = json_report.read(content.decode())
+            text = disk.read(path, most_bytes=_LARGEST_JSON).decode()
+            document, estimate = json_report.parse(text, name=str(path)), json_report.read(text)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}. {wanted}") from None
     except UnicodeDecodeError:
@@ -210,15 +222,16 @@ def _of_file(path: Path) -> _Found:
         raise type(error)(f"{path}: {error}") if not isinstance(error, TraceError) else error from None
     if estimate.ended_by is not None and not estimate.has_verdict:
         raise UnsupportedError(f"{path}: the run is incomplete: {estimate.ended_by.message}")
-    return _Found(name=str(path), estimate=estimate, load=_load_of(document))
+    return _Found(name=str(path), estimate=estimate, load=_load_of(document), trace=trace)
 
 
 def _load_of(document: Mapping[str, Any]) -> Load | None:
-    """From the utilization of an estimate, if it has one."""
+    """From the utilization of an estimate, if it has one. The model was fitted on what nvidia-smi shows, which counts a
+    little more than DCGM's GRACT."""
     utilization = document.get("utilization")
     if not isinstance(utilization, dict):
         return None
-    values = [utilization.get(name) for name in ("gract", "dram_active")]
+    values = [utilization.get("gpu", utilization.get("gract")), utilization.get("dram_active")]
     if not all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in values):
         return None
     return Load(*map(float, values))  # type: ignore[arg-type]
@@ -243,6 +256,7 @@ def _load_of_text(text: str) -> Load | None:
 def judge(
     found: Sequence[_Found], gpu: Gpu, *, mode: Mode, context_bytes: int | None, used_by_others_bytes: int
 ) -> Share:
+    found = [replace(each, load=_load_on(each, gpu)) for each in found] if mode != "mig" else found
     jobs = tuple(_on_card(each, gpu, context_bytes) for each in found)
     together = _together(jobs, gpu, mode, used_by_others_bytes)
     pairs: list[Pair] = []
@@ -260,6 +274,16 @@ def judge(
         order: tuple[Grade, ...] = ("fits", "tight", "oom")
         pairs.sort(key=lambda pair: (order.index(pair.grade), -pair.throughput, -(pair.spare_bytes or 0)))
     return replace(together, pairs=tuple(pairs), notes=tuple(_notes(found, jobs, gpu, mode)))
+
+
+def _load_on(found: _Found, gpu: Gpu) -> Load | None:
+    """How busy it keeps this card, which need not be the one it was estimated for."""
+    if found.is_load_given or found.estimate.gpu.name == gpu.name:
+        return found.load
+    if found.trace is None:
+        return None
+    there = performance(found.trace, gpu, host_factor=found.trace.host_factor)
+    return None if there is None else Load(there.activity.gpu, there.activity.dram_active)
 
 
 def _on_card(found: _Found, gpu: Gpu, context_bytes: int | None) -> Sharer:
@@ -332,7 +356,8 @@ def _notes(found: Sequence[_Found], jobs: Sequence[Sharer], gpu: Gpu, mode: Mode
     if unknown:
         notes.append(
             f"memory only: how busy {', '.join(unknown)} {'keeps' if len(unknown) == 1 else 'keep'} the "
-            "GPU is not known, so no speeds are given. --busy 97/62,45/20 gives it, as nvidia-smi shows it"
+            "GPU is not known, so no speeds are given. `foretell run --time` estimates it; --busy 97/62,45/20 gives it, "
+            "as nvidia-smi shows it"
         )
     elif mode == "mps":
         notes.append("the speeds were fitted on processes that take turns; with MPS, kernels also run at the same time")
