@@ -356,8 +356,8 @@ def _notes(found: Sequence[_Found], jobs: Sequence[Sharer], gpu: Gpu, mode: Mode
     if unknown:
         notes.append(
             f"memory only: how busy {', '.join(unknown)} {'keeps' if len(unknown) == 1 else 'keep'} the "
-            "GPU is not known, so no speeds are given. `foretell run --time` estimates it; --busy 97/62,45/20 gives it, "
-            "as nvidia-smi shows it"
+            "GPU is not known, so no speeds are given. `foretell run --time` estimates it; or give it as nvidia-smi "
+            "shows it: --busy 97/62,45/20"
         )
     elif mode == "mps":
         notes.append("the speeds were fitted on processes that take turns; with MPS, kernels also run at the same time")
