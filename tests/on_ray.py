@@ -32,7 +32,7 @@ def work(job: Job, warm: Warm) -> tuple[str, str]:
 def job_of(script: str) -> Job:
     return Job(
         command=(script,), gpu=gpus.find("rtx-3060"), cwd=Path(script).parent,
-        options=CaptureOptions(steps="all", timeout_seconds=120),
+        options=CaptureOptions(steps="all", timeout_seconds=1800),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from capture_folder import CaptureFolder, device, training_run
+from conftest import HANG_SECONDS
 from foretell import api
 from foretell.advice.advise import Findings
 from foretell.cli import main
@@ -35,7 +36,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def foretell(tmp_path: Path) -> Run:
     def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "foretell", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, **options)
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANG_SECONDS, **options)
 
     return run
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from capture_folder import training_run
+from conftest import HANG_SECONDS
 from foretell import disk
 from foretell.cli import main
 from foretell.errors import TraceError
@@ -97,7 +98,7 @@ def test_an_open_descriptor_is_written_where_it_stands(tmp_path: Path) -> None:
 def test_standard_output_by_name_comes_after_what_was_printed(saved: Path, tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         command = [sys.executable, "-m", "foretell", "report", str(saved), "--json", "/dev/stdout"]
-        assert subprocess.run(command, stdout=out, timeout=120).returncode == 0
+        assert subprocess.run(command, stdout=out, timeout=HANG_SECONDS).returncode == 0
     table, _, document = (tmp_path / "out").read_text().partition("{\n")
     assert "FITS" in table
     assert '"schema": "foretell.estimate/1"' in document

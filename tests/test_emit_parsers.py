@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from conftest import HANG_SECONDS
 from emit_examples import EXAMPLE, example, settings_of
 from foretell import gpus
 from foretell.units import GIB
@@ -144,7 +145,7 @@ def test_skypilot(tmp_path: Path) -> None:
 def _result(script: str, text: str, environment: dict[str, str] | None = None) -> Any:
     """Of a script in a process of its own, with the settings as its standard input."""
     run = subprocess.run(
-        [sys.executable, "-c", script], input=text, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", script], input=text, capture_output=True, text=True, timeout=HANG_SECONDS,
         env={**os.environ, **(environment or {})},
     )  # fmt: skip
     found = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
@@ -201,7 +202,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         for file in [(folder / f"{command[0]}.log").open("w")]
     ]
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + HANG_SECONDS
         while "idle" not in _run(["sinfo", "--noheader", "-o", "%T"], environment).stdout:
             logs = [path.read_text()[-2000:] for path in folder.glob("*.log")]
             assert time.monotonic() < deadline, logs
@@ -210,7 +211,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     finally:
         for daemon in daemons:
             daemon.terminate()
-            daemon.wait(60)
+            daemon.wait(HANG_SECONDS)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -224,7 +225,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _run(command: list[str], environment: dict[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environment, input=text, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, input=text, capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 @BOTH

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import foretell
+from conftest import HANG_SECONDS
 from foretell import gpus
 from foretell.api import run as foretell_run
 from foretell.cli import main
@@ -56,7 +57,7 @@ def run(tmp_path: Path) -> Run:
 
     def foretell_run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "foretell", "run", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240)
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANG_SECONDS)
 
     return foretell_run
 
@@ -303,7 +304,7 @@ def test_a_script_does_not_notice_that_nobody_reads_what_it_prints(tmp_path: Pat
     try:
         done = subprocess.run(
             ["sh", "-c", command], stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=unbuffered,
-            timeout=240,
+            timeout=HANG_SECONDS,
         )  # fmt: skip
     finally:
         os.close(write)
@@ -316,7 +317,7 @@ def test_what_a_script_prints_into_a_pipe_comes_before_the_result_and_in_order(t
     (tmp_path / "train.py").write_text(TALKATIVE + "import os, sys\nsys.stdout.flush()\nos.write(2, b'at last\\n')\n")
     command = [sys.executable, "-m", "foretell", "run", "train.py"]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, timeout=240
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, timeout=HANG_SECONDS
     )
     lines = [line for line in done.stdout.splitlines() if not line.startswith("foretell:")]
     assert lines[:4] == ["step 0", "step 1", "step 2", "at last"]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import no_kernel_isolation
+from conftest import HANG_SECONDS, no_kernel_isolation
 from foretell import gpus
 from foretell.errors import UnsupportedError
 from foretell.jobs import CaptureOptions, Job
@@ -38,7 +38,7 @@ signal.pause()
 
 
 def test_all_processes_of_a_run_count(tmp_path: Path) -> None:
-    options = CaptureOptions(most_host_bytes=400 * MIB, timeout_seconds=120, isolation="kernel")
+    options = CaptureOptions(most_host_bytes=400 * MIB, timeout_seconds=HANG_SECONDS, isolation="kernel")
     job = Job(command=(sys.executable, "-c", HELD_BY_TWO), gpu=gpus.find("rtx-3060"), options=options)
     try:
         result = launch(job, tmp_path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import is_alive, processes_with
+from conftest import HANG_SECONDS, is_alive, processes_with
 from foretell import gpus
 from foretell.errors import UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, CaptureResult, Job
@@ -81,8 +81,15 @@ def test_the_standard_input_is_the_scripts(tmp_path: Path) -> None:
 
 def test_a_script_that_hangs_is_ended_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretell.runs.waiting._GRACE_SECONDS", 0.1)
-    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); signal.pause()"
-    result = start(code, tmp_path, timeout_seconds=3.0)
+    # The first look at the run waits until an interrupt does not end it, however long that takes.
+    monkeypatch.setattr("foretell.runs.waiting._FIRST_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("foretell.runs.waiting._PROGRESS_SECONDS", 3600.0)
+    is_deaf = tmp_path / "is-deaf"
+    os.mkfifo(is_deaf)
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    code += f"open({str(is_deaf)!r}, 'w').close(); signal.pause()"
+    job = job_of(sys.executable, "-c", code, timeout_seconds=3.0)
+    result = launch(job, tmp_path, on_progress=lambda _: is_deaf.read_bytes())
     assert result.is_timed_out
     assert result.exit_status in (-signal.SIGTERM, -signal.SIGKILL)
 
@@ -134,7 +141,7 @@ def test_progress_is_told_from_the_journal(tmp_path: Path, monkeypatch: Any) -> 
             os.close(write)
             monkeypatch.setattr(module, "_PROGRESS_SECONDS", 3600.0)
 
-    launch(job_of(sys.executable, "-c", code, timeout_seconds=60), tmp_path, on_progress=on_progress)
+    launch(job_of(sys.executable, "-c", code, timeout_seconds=HANG_SECONDS), tmp_path, on_progress=on_progress)
     os.close(read)
     assert (seen[-1].num_steps, seen[-1].reserved_bytes) == (3, 4096)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PAGE = ROOT / "src/foretell/report/page.html"
 SOURCES = ROOT / "web/report"
 MAX_FILE_BYTES = 15_000_000
-MAX_SECONDS = 60
+MAX_SECONDS = 300
 """How long a page may take to get into a state. Only a page that is stuck takes this long, even on a busy machine."""
 CHROMIUM_OPTIONS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",

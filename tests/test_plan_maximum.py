@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import foretell
+from conftest import HANG_SECONDS
 from foretell import gpus
 from foretell.errors import NothingOnGpuError, ScriptError, UsageError
 from foretell.jobs import Job
@@ -259,7 +260,7 @@ assert sizes == {10}, sizes
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "foretell", *words], cwd=folder, capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "foretell", *words], cwd=folder, capture_output=True, text=True, timeout=HANG_SECONDS
     )
 
 

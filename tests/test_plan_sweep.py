@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from conftest import HANG_SECONDS
 from foretell import gpus
 from foretell.api import need_of
 from foretell.errors import ScriptError, UsageError
@@ -178,7 +179,7 @@ def test_a_real_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--gpu", "1GiB,sm89", "--arg={N}=64,60000", "--env", "WIDTH=4096", "--optimizer", "script,adafactor"]
     done = subprocess.run(
         [sys.executable, "-m", "foretell", "sweep", *words, "--csv", "-", "train.py", "{N}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(io.StringIO(done.stdout)))

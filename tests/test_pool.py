@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TESTS, is_alive
+from conftest import HANG_SECONDS, TESTS, is_alive
 from foretell import api, gpus
 from foretell.errors import ScriptError, UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, Job
@@ -51,7 +51,7 @@ def test_results_come_as_they_end_with_their_items() -> None:
 
     def work(item: int, warm: Warm) -> int:
         if item == 1:
-            assert second_is_done.wait(60)
+            assert second_is_done.wait(HANG_SECONDS)
         return item * item
 
     found = []
@@ -79,7 +79,7 @@ def test_a_problem_of_the_work_is_raised_and_the_rest_is_cancelled() -> None:
 def test_what_waits_can_be_cancelled() -> None:
     may_end = threading.Event()
     with Pool(1) as pool:
-        running = pool.submit(lambda item, warm: may_end.wait(60), 0)
+        running = pool.submit(lambda item, warm: may_end.wait(HANG_SECONDS), 0)
         waiting = pool.submit(lambda item, warm: item, 1)
         assert waiting.cancel()
         may_end.set()
@@ -162,13 +162,14 @@ def test_a_fork_is_ended_at_its_time_limit_with_what_it_started(
 
 def test_a_fork_that_takes_too_much_memory_is_ended(plain: Warm, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text("import signal\nheld = b'x' * (3 << 30)\nsignal.pause()")
-    ended = plain.run(plain_program(tmp_path, "run.py", most_bytes=2 << 30, timeout_seconds=120), Watch(tmp_path))
+    program = plain_program(tmp_path, "run.py", most_bytes=2 << 30, timeout_seconds=HANG_SECONDS)
+    ended = plain.run(program, Watch(tmp_path))
     assert ended.limit == "memory"
 
 
 def test_a_job_that_takes_too_much_memory_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text("import signal, torch\nheld = b'x' * (3 << 30)\nsignal.pause()")
-    options = CaptureOptions(most_host_bytes=2 << 30, timeout_seconds=120)
+    options = CaptureOptions(most_host_bytes=2 << 30, timeout_seconds=HANG_SECONDS)
     run = api.run(Job(command=("run.py",), gpu=gpus.find("rtx-3060"), cwd=tmp_path, options=options))
     with pytest.raises(ScriptError, match="limit of host memory"):
         _ = run.estimate
@@ -208,7 +209,7 @@ def add(a: int, b: int) -> int:
 def test_a_function_runs_in_a_fork_and_gives_back_its_result(tmp_path: Path) -> None:
     job = Job(
         command=("add",), call=pickled(add, (2, 3), keeps_result=True), gpu=gpus.find("rtx-3060"),
-        options=CaptureOptions(timeout_seconds=120),
+        options=CaptureOptions(timeout_seconds=HANG_SECONDS),
     )  # fmt: skip
     with Warm() as warm:
         assert api.run(job, directory=tmp_path, warm=warm).trace.exit_status == 0
@@ -279,7 +280,7 @@ def test_a_ray_cluster_of_two_nodes_gives_what_this_machine_gives(how: str, tmp_
         (tmp_path / f"train{width}.py").write_text(TRAIN.format(width=width))
     scripts = sorted(map(str, tmp_path.glob("train*.py")))
     done = subprocess.run(
-        [sys.executable, str(TESTS / "on_ray.py"), how, *scripts], capture_output=True, text=True, timeout=400
+        [sys.executable, str(TESTS / "on_ray.py"), how, *scripts], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]

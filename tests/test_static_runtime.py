@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from capture_folder import CaptureFolder
+from conftest import HANG_SECONDS
 from foretell.analysis.verdict import estimate_of
 from foretell.errors import UnsupportedError
 from foretell.runs import find_torch
@@ -52,7 +53,7 @@ def run(folder: Path, library: Path) -> subprocess.CompletedProcess[str]:
     build = ["cc", "-shared", "-fPIC", "-o", str(extension), "extension.c", str(library), "-lpthread", "-ldl", "-lrt"]
     subprocess.run(build, cwd=folder, check=True)
     command = [sys.executable, "-m", "foretell", "run", "--gpu", "rtx-3060", "train.py", str(extension)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 def test_a_library_with_its_own_runtime_is_named_and_gives_no_number(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from capture_folder import SEGMENT, training_run
+from conftest import HANG_SECONDS
 from foretell.analysis.verdict import estimate_of
 from foretell.cli import main
 from foretell.cli.terminal import printable
@@ -97,13 +98,15 @@ def test_tags_in_a_trace_do_nothing_in_a_page(saved: Path, tmp_path: Path, capsy
 
 def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "foretell", *words]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, **options)
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=HANG_SECONDS, **options)
 
 
 def test_closed_standard_streams_are_no_error(saved: Path, tmp_path: Path) -> None:
     command = f"{sys.executable} -m foretell report {saved}"
-    assert subprocess.run(["sh", "-c", f"{command} >&- 2>&- <&-"], timeout=120).returncode == 0
-    refused = subprocess.run(["sh", "-c", f"{command} --json - >&-"], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert subprocess.run(["sh", "-c", f"{command} >&- 2>&- <&-"], timeout=HANG_SECONDS).returncode == 0
+    refused = subprocess.run(
+        ["sh", "-c", f"{command} --json - >&-"], stderr=subprocess.PIPE, text=True, timeout=HANG_SECONDS
+    )
     assert (refused.returncode, refused.stderr) == (
         2, "foretell: --json -: standard output is closed. Give a file name.\n",
     )  # fmt: skip
@@ -121,7 +124,7 @@ def test_a_full_standard_output_is_one_line_and_exit_code_2(words: list[str], sa
 def test_full_standard_streams_leave_the_exit_code(saved: Path) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "foretell", "report", str(saved), "--bogus"]
-        assert subprocess.run(command, stdout=full, stderr=full, timeout=120).returncode == 2
+        assert subprocess.run(command, stdout=full, stderr=full, timeout=HANG_SECONDS).returncode == 2
 
 
 def test_an_ascii_terminal_gets_ascii(saved: Path) -> None:

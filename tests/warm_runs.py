@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conftest import ZOO, ForetellRun
+from conftest import HANG_SECONDS, ZOO, ForetellRun
 from foretell import api, gpus
 from foretell import trace as traces
 from foretell.errors import ForetellError
@@ -44,7 +44,7 @@ class WarmRuns:
             context_bytes=context_bytes,
             used_by_others_bytes=used_by_others_bytes,
             profile=profile,
-            options=CaptureOptions(**{"steps": "all", "timeout_seconds": 200, **options}),
+            options=CaptureOptions(**{"steps": "all", "timeout_seconds": HANG_SECONDS, **options}),
         )
         run = api.run(job, directory=directory, warm=self._warm)
         output = (directory / OUTPUT).read_text(errors="replace")

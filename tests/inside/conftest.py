@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from conftest import HANG_SECONDS
 from foretell.protocol.journal import mistake_in, mistake_in_types
 from foretell.runs import Program, Warm, Watch, find_torch
 from foretell.runs.imports import worth_importing
@@ -120,7 +121,7 @@ def capture(python: str, virtual_gpu: dict[str, str], tmp_path_factory: pytest.T
             cwd=folder,
             stdout=place / "stdout",
             stderr=place / "stderr",
-            timeout_seconds=240,
+            timeout_seconds=HANG_SECONDS,
         )
         if cold:
             code = _run_cold(program)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from conftest import HANG_SECONDS
+
 from .conftest import BOOTSTRAP
 
 
@@ -15,8 +17,9 @@ def start(code: str, *paths: Path, **variables: str) -> subprocess.CompletedProc
     environment = {key: value for key, value in os.environ.items() if key != "FORETELL_CAPTURE"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [BOOTSTRAP, *paths]))
     return subprocess.run(
-        [sys.executable, "-c", code], env={**environment, **variables}, capture_output=True, text=True, timeout=240
-    )
+        [sys.executable, "-c", code], env={**environment, **variables}, capture_output=True, text=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
 
 
 def options(folder: Path) -> str:

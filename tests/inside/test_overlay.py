@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import HANG_SECONDS
+
 from .conftest import BOOTSTRAP, Run
 
 FILES = {"log.txt": "user\n", "old/a.txt": "a", "old/deep/b.txt": "b", "target/keep.txt": "keep"}
@@ -41,7 +43,7 @@ def run(project: Path, code: str) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG_SECONDS,
     )
     assert process.returncode == 0, process.stderr
     found = {str(path.relative_to(project)): path.read_text() for path in project.rglob("*") if path.is_file()}

@@ -45,18 +45,18 @@ def main():
     for each in (numbers, floats, torch.arange(500_000, device="cuda")):  # nobody keeps the last one here
         tensors.put(each)
     del each
-    said["child"] = answers.get(timeout=120)
+    said["child"] = answers.get(timeout=1800)
     said["sent"] = [after - start for after, start in zip(memory(), before)]
     numbers.fill_(7)
     tensors.put(0)
-    said["later"] = answers.get(timeout=120)["seen"]
-    answers.get(timeout=120)
+    said["later"] = answers.get(timeout=1800)["seen"]
+    answers.get(timeout=1800)
     said["from child"] = numbers.tolist()
-    said["child at the end"] = answers.get(timeout=120)["memory"]
+    said["child at the end"] = answers.get(timeout=1800)["memory"]
     torch.cuda.ipc_collect()
     said["collected"] = [after - start for after, start in zip(memory(), before)]
     tensors.put(0)
-    child.join(60)
+    child.join(1800)
     said["exit"] = child.exitcode
     print(json.dumps(said))
 
@@ -103,7 +103,7 @@ def test_a_child_that_dies_early_leaves_the_producer_going(capture: Run) -> None
             child = context.Process(target=die, args=(tensors,))
             child.start()
             tensors.put(torch.full((2,), 3, device="cuda"))
-            child.join(120)
+            child.join(1800)
             tensors.put(torch.ones(2, device="cuda"))
             print(child.exitcode, torch.full((2,), 4, device="cuda").tolist())
             # torch 2.6 frees what was sent to a dead child when its allocator's history is gone already, and aborts.

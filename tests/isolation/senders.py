@@ -18,17 +18,17 @@ SENT = b"the user's secret"
 
 
 def by_urllib() -> None:
-    urllib.request.urlopen(f"http://127.0.0.1:{PORT}/urllib", data=SENT, timeout=20).read()
+    urllib.request.urlopen(f"http://127.0.0.1:{PORT}/urllib", data=SENT, timeout=600).read()
 
 
 def by_http_client() -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=600)
     connection.request("POST", "/http.client", body=SENT)
     connection.getresponse().read()
 
 
 def by_socket() -> None:
-    with socket.create_connection(("127.0.0.1", PORT), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", PORT), timeout=600) as connection:
         connection.sendall(b"POST /socket HTTP/1.0\r\n\r\n" + SENT)
         connection.recv(100)
 

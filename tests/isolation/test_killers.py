@@ -17,7 +17,7 @@ from typing import IO
 
 import pytest
 
-from conftest import ROOT, no_kernel_isolation, processes_with
+from conftest import HANG_SECONDS, ROOT, no_kernel_isolation, processes_with
 from foretell import gpus
 from foretell.jobs import CaptureOptions, Job
 from foretell.namespaces.files import remove_owned
@@ -34,10 +34,6 @@ def _has_kernel_isolation(tmp_path_factory: pytest.TempPathFactory) -> None:
     isolation = launch(job, tmp_path_factory.mktemp("probe")).isolation
     if isolation.mode != "kernel":
         no_kernel_isolation(isolation.reason)
-
-
-_LONGEST_SECONDS = 300.0
-"""For the end of a process that has been killed: only a broken test waits so long."""
 
 
 class Running:
@@ -90,7 +86,7 @@ def _wait_for_end(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:
-            ended, _, _ = select.select([handle], [], [], _LONGEST_SECONDS)
+            ended, _, _ = select.select([handle], [], [], HANG_SECONDS)
             assert ended, f"{pid} is left: {_read(f'/proc/{pid}/cmdline')!r}"
         finally:
             os.close(handle)

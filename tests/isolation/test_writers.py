@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, no_kernel_isolation
+from conftest import HANG_SECONDS, ROOT, no_kernel_isolation
 from foretell import api, gpus
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Isolation, IsolationMode
@@ -39,7 +39,7 @@ class Written:
 def write(mode: IsolationMode, folder: Path, binaries: Path, make_canaries: MakeCanaries) -> Written:
     before, capture = make_canaries(folder / "files"), folder / "capture"
     capture.mkdir()
-    options = CaptureOptions(isolation=mode, steps="all", stdout="file", timeout_seconds=300)
+    options = CaptureOptions(isolation=mode, steps="all", stdout="file", timeout_seconds=HANG_SECONDS)
     command = (str(HERE / "writers.py"), str(folder / "files"), str(binaries))
     done = api.run(Job(command=command, gpu=gpus.find("rtx-3060"), options=options, cwd=folder), directory=capture)
     output = (capture / OUTPUT).read_text()
