@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from foretell.protocol.lines import Lines
@@ -56,3 +59,20 @@ def test_generated_code_and_nothing_are_no_place() -> None:
     generated = ("/root/.cache/foretell/compiled/inductor/ab/cabc.py", 40, "call")
     assert LINES.choose([generated, SCRIPT]) == ("/home/ada/train.py:7", "user")
     assert LINES.choose([]) is None
+
+
+@pytest.mark.parametrize("name", ["where_now", "where_allocated"])
+def test_looking_for_a_line_keeps_no_variable_of_the_script_alive(name: str) -> None:
+    """Also in `python -c`, where none is found, and then not in the main thread either, which is this one."""
+    code = f"""
+import gc, sys, weakref
+from foretell.inside import where
+gc.disable()
+class Tensor: pass
+def read():
+    tensor = Tensor()
+    assert not (where.{name}() or "").startswith("/")
+    return weakref.ref(tensor)
+sys.exit(read()() is not None)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

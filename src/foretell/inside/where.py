@@ -35,9 +35,7 @@ def where_now() -> str | None:
     found = _where(_outwards(sys._getframe(1)))
     if found is not None and found[1]:
         return found[0]
-    main = sys._current_frames().get(threading.main_thread().ident or 0)
-    from_main = _where(_outwards(main))
-    return (from_main or found or (None, False))[0]
+    return (_where(_in_main_thread()) or found or (None, False))[0]
 
 
 def where_allocated() -> str | None:
@@ -45,7 +43,7 @@ def where_allocated() -> str | None:
     but torch's."""
     found = _LINES.choose(_outwards(sys._getframe(1)))
     if found is None or found[1] == "machinery":
-        found = _LINES.choose(_outwards(sys._current_frames().get(threading.main_thread().ident or 0))) or found
+        found = _LINES.choose(_in_main_thread()) or found
     return None if found is None else found[0]
 
 
@@ -79,6 +77,13 @@ def where_raised(traceback: TracebackType | None) -> str | None:
 
 def is_in_library(file: str) -> bool:
     return file.startswith(LIBRARY_FOLDERS)
+
+
+def _in_main_thread() -> list[tuple[str, int, str]]:
+    """If that is another one. A frame that has itself among its variables would keep all its callers and their tensors
+    alive until Python collects garbage."""
+    main = threading.main_thread().ident
+    return _outwards(sys._current_frames().get(main)) if main not in (None, threading.get_ident()) else []
 
 
 def _outwards(frame: FrameType | None) -> list[tuple[str, int, str]]:
