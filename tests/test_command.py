@@ -11,7 +11,7 @@ import pytest
 from foretell.errors import UnsupportedError, UsageError
 from foretell.runs import command as commands
 from foretell.runs.command import TorchInstall, find_torch, refuse_platform, refuse_torch, resolve
-from foretell.runs.launchers import one_process
+from foretell.runs.launchers import OneProcess, Ranks, processes
 
 
 @pytest.fixture
@@ -94,25 +94,39 @@ def test_nothing_to_run_is_a_mistake_of_usage(folder: Path, words: list[str]) ->
 @pytest.mark.parametrize(
     "words",
     [
-        ["torchrun", "--nproc_per_node", "8", "train.py"],
-        ["torchrun", "--nproc-per-node=2", "train.py"],
         ["torchrun", "--standalone", "--nnodes", "2", "train.py"],
-        ["/opt/bin/torchrun", "--nproc_per_node=cpu", "train.py"],
-        ["python", "-u", "-m", "torch.distributed.run", "--nproc_per_node=4", "train.py"],
-        ["-m", "torch.distributed.launch", "--nproc_per_node=4", "train.py"],
-        ["deepspeed", "train.py"],
-        ["deepspeed", "--num_gpus", "2", "train.py"],
-        ["deepspeed", "--num_gpus", "1", "--hostfile", "hosts", "train.py"],
         ["deepspeed", "--num_gpus", "1", "--num_nodes", "2", "train.py"],
-        ["mpirun", "-np", "4", "python", "train.py"],
-        ["accelerate", "launch", "--multi_gpu", "train.py"],
-        ["accelerate", "launch", "--num_processes=4", "train.py"],
-        ["accelerate", "launch", "--num_processes", "2", "train.py"],
+        ["accelerate", "launch", "--num_machines", "2", "--num_processes", "16", "train.py"],
+        ["srun", "-n", "4", "python", "train.py"],
     ],
 )
-def test_several_processes_are_refused_with_what_one_would_tell(words: list[str]) -> None:
-    with pytest.raises(UnsupportedError, match=r"not supported yet.* of a DDP job .*with FSDP, ZeRO"):
-        one_process(words, {})
+def test_several_machines_are_refused_with_what_one_process_would_tell(words: list[str]) -> None:
+    with pytest.raises(UnsupportedError, match=r".* of a DDP job .*with FSDP, ZeRO"):
+        processes(words, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["torchrun", "--nproc_per_node", "8", "train.py"], 8),
+        (["torchrun", "--nproc-per-node=2", "train.py"], 2),
+        (["torchrun", "--nproc-per-node=gpu", "train.py"], 4),
+        (["python", "-u", "-m", "torch.distributed.run", "--nproc_per_node=4", "train.py"], 4),
+        (["-m", "torch.distributed.launch", "--nproc_per_node=4", "train.py"], 4),
+        (["deepspeed", "train.py"], 4),
+        (["deepspeed", "--num_gpus", "2", "train.py"], 2),
+        (["accelerate", "launch", "--num_processes=4", "train.py"], 4),
+        (["accelerate", "launch", "--num_processes", "2", "train.py"], 2),
+    ],
+)
+def test_a_launcher_of_several_processes_starts_them_itself(words: list[str], count: int) -> None:
+    """Among four cards."""
+    assert processes(words, {}, gpus_per_node=4) == Ranks(count=count)
+
+
+def test_a_number_of_processes_that_is_none_is_a_mistake_of_usage() -> None:
+    with pytest.raises(UsageError, match="nproc-per-node=cpu"):
+        processes(["/opt/bin/torchrun", "--nproc_per_node=cpu", "train.py"], {})
 
 
 @pytest.mark.parametrize(
@@ -130,8 +144,8 @@ def test_several_processes_are_refused_with_what_one_would_tell(words: list[str]
     ],
 )
 def test_torchrun_of_one_process_is_that_process(words: list[str], own: list[str]) -> None:
-    found = one_process(words, {"WORLD_SIZE": "8"})  # which torchrun would set anew
-    assert found is not None
+    found = processes(words, {"WORLD_SIZE": "8"})  # which torchrun would set anew
+    assert isinstance(found, OneProcess)
     assert list(found.words) == own
     ranks = {name: found.environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")}
     assert ranks == {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -167,8 +181,8 @@ def test_torchrun_without_a_script_or_with_a_missing_one_is_a_mistake_of_usage(f
     ],
 )
 def test_accelerate_launch_of_one_process_is_that_process(words: list[str], own: list[str]) -> None:
-    found = one_process(words, {"WORLD_SIZE": "1"})
-    assert found is not None
+    found = processes(words, {"WORLD_SIZE": "1"})
+    assert isinstance(found, OneProcess)
     assert list(found.words) == own
 
 
@@ -186,8 +200,8 @@ def test_the_environment_is_the_one_accelerate_makes(
     words = ["--num_processes", "1", "--mixed_precision", precision, "train.py", "--lr", "1"]
     arguments, *_ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
     command, variables = prepare_simple_launcher_cmd_env(arguments)
-    found = one_process(["accelerate", "launch", *words], {"HF_HOME": str(tmp_path)})
-    assert found is not None
+    found = processes(["accelerate", "launch", *words], {"HF_HOME": str(tmp_path)})
+    assert isinstance(found, OneProcess)
     assert found.environment == {name: value for name, value in variables.items() if os.environ.get(name) != value}
     assert (sys.executable, *found.words) == tuple(command)
 
@@ -204,7 +218,7 @@ def test_the_environment_is_the_one_accelerate_makes(
     ],
 )
 def test_other_commands_of_one_process_run_as_they_are(words: list[str]) -> None:
-    assert one_process(words, {"WORLD_SIZE": "1"}) is None
+    assert processes(words, {"WORLD_SIZE": "1"}) is None
 
 
 @pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME", "HOME"])
@@ -213,9 +227,9 @@ def test_accelerate_reads_its_configuration_itself(tmp_path: Path, variable: str
     folder = tmp_path / folders[variable] / "accelerate"
     folder.mkdir(parents=True)
     words, environ = ["accelerate", "launch", "train.py"], {variable: str(tmp_path)}
-    assert one_process(words, environ) is not None
+    assert processes(words, environ) is not None
     (folder / "default_config.yaml").touch()
-    assert one_process(words, environ) is None
+    assert processes(words, environ) is None
 
 
 @pytest.mark.parametrize(
@@ -227,8 +241,8 @@ def test_accelerate_reads_its_configuration_itself(tmp_path: Path, variable: str
     ],
 )
 def test_deepspeed_on_one_gpu_is_that_process(words: list[str], own: list[str]) -> None:
-    found = one_process(("deepspeed", *words), {})
-    assert found is not None
+    found = processes(("deepspeed", *words), {})
+    assert isinstance(found, OneProcess)
     assert list(found.words) == own
     assert (found.environment["WORLD_SIZE"], found.environment["LOCAL_RANK"]) == ("1", "0")
     assert found.environment["MASTER_PORT"] == ("29501" if "29501" in words else "29500")
@@ -236,7 +250,7 @@ def test_deepspeed_on_one_gpu_is_that_process(words: list[str], own: list[str]) 
 
 def test_a_world_of_several_ranks_in_the_environment_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="WORLD_SIZE=8"):
-        one_process(["train.py"], {"WORLD_SIZE": "8"})
+        processes(["train.py"], {"WORLD_SIZE": "8"})
 
 
 @pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows")])

@@ -62,7 +62,7 @@ from foretell.records import (
 from foretell.report import advice_text, text
 from foretell.runs import command as commands
 from foretell.runs.command import TorchInstall, refuse_platform, refuse_torch
-from foretell.runs.launchers import one_process
+from foretell.runs.launchers import processes
 from foretell.trace import Trace, save
 from foretell.units import GIB, MIB
 from report_data import LEAKS, estimate_for, transformer
@@ -474,8 +474,7 @@ WRONG = [
     "run --engine virtual --execute train.py", "run --engine virtual --explain train.py",
     "run --trace no/such/x train.py", "run --trace folder train.py", "run --trace a --json a train.py",
     "run --profile missing.json train.py", "run --profile notes.txt train.py",
-    "run torchrun --nproc_per_node=8 train.py", "run -m torch.distributed.run --nnodes 2 train.py", "run torchrun",
-    "run accelerate launch --num_processes 2 train.py",
+    "run -m torch.distributed.run --nnodes 2 train.py", "run torchrun",
     "gpus voodoo", "report missing.trace", "report notes.txt", "what-if fits.trace",
     "what-if fits.trace --alloc-conf backend:cudaMallocAsync", "what-if fits.trace --alloc-conf nonsense",
     "what-if fits.trace --alloc-conf max_split_size_mb:128,speed:fast",
@@ -570,7 +569,7 @@ def test_errors_of_the_environment(golden: Any, tmp_path: Path, monkeypatch: pyt
         ("ROCm", lambda: refuse_torch(torch(is_rocm=True), "/opt/python")),
         ("CPU only", lambda: refuse_torch(torch(cuda=None), "/opt/python")),
         ("old", lambda: refuse_torch(torch(version="2.0.1"), "/opt/python")),
-        ("WORLD_SIZE", lambda: one_process(["train.py"], {"WORLD_SIZE": "4"})),
+        ("WORLD_SIZE", lambda: processes(["train.py"], {"WORLD_SIZE": "4"})),
     ]
     lines = []
     for name, refuse in refused:

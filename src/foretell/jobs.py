@@ -105,6 +105,8 @@ class Job:
     file stays as it is, which takes isolation."""
     context_bytes: int | None = None
     """Memory of an empty CUDA process; None: as measured in the profile, otherwise a guess for the card."""
+    gpus_per_node: int | None = None
+    """Cards of a machine; None: as many as the launcher of the command starts processes."""
     used_by_others_bytes: int = 0
     """Memory of the card used by other processes."""
     profile: Profile | None = None

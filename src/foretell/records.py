@@ -350,6 +350,34 @@ class Performance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The ranks of a job."""
+
+    size: int
+    ranks_run: tuple[int, ...]
+    worst_rank: int
+    """The one that the estimate is about: it runs out of memory, or needs the most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEstimate:
+    """What one rank needs, and all others that use memory just as it does."""
+
+    rank: int
+    stands_for: tuple[int, ...]
+    """All ranks with these numbers, itself among them."""
+    local_rank: int | None
+    verdict: Verdict
+    peak: PeakMemory
+    num_steps: int
+    spare_bytes: int
+    """Of its card; negative if it does not fit."""
+    oom: OutOfMemory | None = None
+    is_complete: bool = True
+    """False: it was stopped before its end, because another rank had failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """What a job that ran out of memory needs: it was run again, on a card of the same kind with much more memory."""
 
@@ -668,6 +696,10 @@ class Estimate:
     """None: not requested."""
     performance: Performance | None = None
     """Time and utilization of a step; None: not requested, or not known (a caveat says why)."""
+    world: World | None = None
+    """None: the job is one process."""
+    ranks: tuple[RankEstimate, ...] = ()
+    """Those of `world`, in their order; equal ones once."""
 
     @property
     def complete(self) -> bool:

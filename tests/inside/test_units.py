@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foretell.inside.files.protected import Protected
-from foretell.inside.guard.distributed import _world_size
+from foretell.inside.ranks.joining import rank_of
 from foretell.inside.stop.loaders import _expects_an_end
 from foretell.inside.watch.history import window
 from foretell.inside.watch.oom import format_size
@@ -43,24 +43,25 @@ def test_a_card_needs_a_binary_of_its_major_version_or_ptx(
 @pytest.mark.parametrize(
     ("args", "kwargs", "environment", "expected"),
     [
-        (("nccl",), {}, {}, 1),
-        (("nccl",), {}, {"WORLD_SIZE": "4"}, 4),
-        (("nccl",), {"world_size": 1}, {"WORLD_SIZE": "4"}, 1),
-        (("nccl", "tcp://localhost:1?rank=0&world_size=3"), {}, {}, 3),
-        (("nccl", None, None, 2), {}, {}, 2),
+        (("nccl",), {}, {}, (None, 1)),
+        (("nccl",), {}, {"RANK": "2", "WORLD_SIZE": "4"}, (2, 4)),
+        (("nccl",), {"world_size": 1, "rank": 0}, {"RANK": "2", "WORLD_SIZE": "4"}, (0, 1)),
+        (("nccl", "tcp://localhost:1?rank=0&world_size=3"), {}, {}, (0, 3)),
+        (("nccl", None, None, 2, 1), {}, {}, (1, 2)),
     ],
 )
-def test_the_number_of_ranks_comes_from_arguments_then_the_environment(
+def test_rank_and_number_of_ranks_come_from_arguments_then_the_environment(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     environment: dict[str, str],
-    expected: int,
+    expected: tuple[int | None, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert _world_size(args, kwargs) == expected
+    assert rank_of(args, kwargs) == expected
 
 
 def test_a_window_of_the_history_has_each_stack_and_frame_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from foretell.trace import ACTIONS, MissingFunction, OomMark, Trace
 _NOTHING = "nothing was put on the GPU"
 _STOPPED = ("interrupted", "time_limit", "unknown_value")
 _ALLOCATION = ACTIONS.index("alloc")
+_OF_NCCL = re.compile(r"NCCL.*last error:\s*(rank[^\n]+)", re.IGNORECASE | re.DOTALL)
 _REMEDIES = {
     "time_limit": "Increase the limit, or run fewer steps with --steps N.",
     "host_memory": "Increase the limit, or load less data on the host.",
@@ -91,7 +93,10 @@ def _failure(trace: Trace) -> str:
         return f"ended with exit code {trace.exit_status}"
     where = f" at {trace.exception.where}" if trace.exception.where else ""
     message = trace.exception.message.strip().splitlines()
-    return f"failed{where}: {trace.exception.type}{': ' + message[0] if message else ''}"
+    rank = "" if trace.exception.rank is None else f" on rank {trace.exception.rank}"
+    if nccl := _OF_NCCL.search(trace.exception.message):  # the reason, behind what PyTorch says of the call
+        return f"failed{rank}{where}: {nccl[1]}"
+    return f"failed{rank}{where}: {trace.exception.type}{': ' + message[0] if message else ''}"
 
 
 def has_ended_well(trace: Trace) -> bool:

@@ -12,6 +12,7 @@ from foretell.analysis.history import History, follow
 from foretell.analysis.leaks import find_leaks
 from foretell.analysis.lifetimes import attribute
 from foretell.analysis.processes import oom_together, together
+from foretell.analysis.ranks import compare_ranks
 from foretell.analysis.steps import most_waiting_bytes, step_peaks
 from foretell.records import (
     Attribution,
@@ -33,11 +34,19 @@ from foretell.units import format_bytes
 
 
 def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
-    """The memory the job needs and, unless `attributes` is False, what holds it.
+    """The memory the job needs and, unless `attributes` is False, what holds it. Of several ranks, that of the one that
+    runs out of memory, or needs the most.
 
     Once a training step was seen there is a number, whatever ended the run (`Estimate.ended_by`). Raises if the run
     cannot be estimated, or failed before that.
     """
+    if not trace.other_ranks:
+        return _estimate_of_one(trace, attributes=attributes)
+    world, ranks, worst = compare_ranks(trace, lambda each: _estimate_of_one(each, attributes=False))
+    return replace(_estimate_of_one(worst, attributes=attributes), world=world, ranks=ranks)
+
+
+def _estimate_of_one(trace: Trace, *, attributes: bool) -> Estimate:
     refuse(trace)
     oom = fatal_oom(trace)
     end = ended_by(trace, oom)

@@ -39,6 +39,10 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
         help="memory of an empty CUDA process on your machine, e.g. 430MiB (default: estimated)",
     )
     card.add_argument(
+        "--gpus-per-node", metavar="N", type=_count,
+        help="cards in the machine (default: as many as torchrun, accelerate or deepspeed is told to use, else 1)",
+    )  # fmt: skip
+    card.add_argument(
         "--used-by-others", metavar="SIZE", default="0",
         help="memory already used by other processes, such as a desktop, e.g. 800MiB (default: 0)",
     )  # fmt: skip
@@ -137,11 +141,12 @@ def job_of(options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_sho
         command=tuple(options.job),
         gpu=gpu,
         context_bytes=None if options.context is None else parse_bytes(options.context),
+        gpus_per_node=options.gpus_per_node,
         used_by_others_bytes=parse_bytes(options.used_by_others),
         profile=profile,
         options=capture,
     )
-    note = resolve(job.command, engine=capture.engine).note
+    note = resolve(job.command, engine=capture.engine, gpus_per_node=job.gpus_per_node).note
     if note and not options.quiet:
         say(note)
     return job
@@ -156,6 +161,12 @@ def _engine(options: argparse.Namespace) -> Engine | Literal["auto"]:
                 raise UsageError(f"--{option} works only with the CPU engine; remove --engine virtual.")
             chosen = "cpu"
     return chosen
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,4}", text) or int(text) == 0:
+        raise UsageError(f"--gpus-per-node {text}: must be a number (1 or more).")
+    return int(text)
 
 
 def _steps(text: str) -> Steps:

@@ -23,10 +23,11 @@ def install(given: dict[str, Any]) -> Capture:
     capture = Capture(options)
     capture.journal.write("process", **this_process())
     network = Network()
-    ProcessEnd(capture, network).install()
+    end = ProcessEnd(capture, network)
+    end.install()
     capture.imports.install(capture.patches)
     own_frames.install(capture)
-    _time_the_import_of_torch(capture)
+    _when_torch_is_imported(capture, end)
     from .guard import children, offline
 
     children.install(capture)
@@ -44,7 +45,7 @@ def install(given: dict[str, Any]) -> Capture:
     return capture
 
 
-def _time_the_import_of_torch(capture: Capture) -> None:
+def _when_torch_is_imported(capture: Capture, end: ProcessEnd) -> None:
     started: float | None = None  # in the fork of a warm process torch is already imported
 
     def begins() -> None:
@@ -55,6 +56,6 @@ def _time_the_import_of_torch(capture: Capture) -> None:
         capture.import_torch_seconds = 0.0 if started is None else time.monotonic() - started
         from .start.torch_hooks import install_torch_hooks
 
-        install_torch_hooks(capture, torch)
+        install_torch_hooks(capture, torch, end)
 
     capture.imports.when_imported("torch", has_ended, begins=begins)

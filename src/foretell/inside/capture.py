@@ -35,6 +35,10 @@ class Capture:
         self.phase = "other"
         self.is_in_optimizer_step = False
         self.phases_seen: list[str] = []
+        self.is_cut_short = False
+        """True once the script, or one of its loops, has been ended early."""
+        self.agree: Callable[[str, bool], bool] = lambda what, answer: answer
+        """Called with a question and this process's answer; whether all ranks of the job say yes."""
         self.on_phase: list[Callable[[str], None]] = []
         """Called with the phase that begins."""
         self.before_evaluation: list[Callable[[], None]] = []
@@ -70,6 +74,11 @@ class Capture:
         self.journal.write("phase", phase=phase, step=self.num_steps)
         for call in self.on_phase:
             call(phase)
+
+    def ends_early(self, what: str, *, how: str) -> None:
+        """As in the kind `ended_early` of the journal."""
+        self.is_cut_short = True
+        self.journal.write("ended_early", how=how, step=self.num_steps, what=what)
 
     def caveat(self, text: str) -> None:
         self.journal.write("caveat", text=text)

@@ -83,6 +83,14 @@ KINDS: dict[str, Kind] = {
             "cublas_workspace_config": Key("str | null", "CUBLAS_WORKSPACE_CONFIG at that time"),
         },
     ),
+    "rank": Kind(
+        "the process is one rank of several",
+        {
+            "rank": Key("int"),
+            "world_size": Key("int"),
+            "local_rank": Key("int | null", "LOCAL_RANK: its number on its machine"),
+        },
+    ),
     "allocator": Kind(
         "the settings of PyTorch's allocator, when CUDA starts and whenever the script changes them",
         {

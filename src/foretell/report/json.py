@@ -9,7 +9,7 @@ from typing import Any
 from foretell import gpus
 from foretell.errors import TraceError, UsageError
 from foretell.plain import from_plain, parse_json, to_plain
-from foretell.records import CATEGORIES, Attribution, Estimate, PeakMemory
+from foretell.records import CATEGORIES, Attribution, Estimate, PeakMemory, RankEstimate
 from foretell.report import performance
 from foretell.report.holders import LISTED, blocks_at_peak, by_category, by_module, timeline
 from foretell.rules.capacity import capacity_of, steps_until_full
@@ -77,6 +77,8 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "advice": None if estimate.advice is None else [asdict(each) for each in estimate.advice],
         "batches": asdict(estimate.batches) if estimate.batches else None,
         "orders": asdict(estimate.orders) if estimate.orders else None,
+        "world": asdict(estimate.world) if estimate.world else None,
+        "ranks": [_rank(each) for each in estimate.ranks],
         "leaks": [asdict(leak) for leak in estimate.leaks],
         "steps_until_full": steps_until_full(estimate),
         "command": list(estimate.command),
@@ -84,6 +86,10 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "timeline": _over_time(estimate),
         "seconds": {"total": 0.0, "script": 0.0, **{k: round(v, 3) for k, v in estimate.seconds.items()}},
     }
+
+
+def _rank(rank: RankEstimate) -> dict[str, Any]:
+    return {**asdict(rank), "peak": {**asdict(rank.peak), "device_bytes": rank.peak.device_bytes}}
 
 
 def _at_peak(attribution: Attribution) -> dict[str, Any]:
@@ -135,6 +141,7 @@ def read(text: str) -> Estimate:
         known = {each.name for each in fields(Estimate)} - {"attribution", "performance"}
         values = {name: value for name, value in values.items() if name in known}
         values.setdefault("engine", "virtual")
+        values["ranks"] = [{**each, "peak": _peak(each["peak"])} for each in values.get("ranks") or ()]
         return from_plain(Estimate, {**values, "gpu": _gpu(document["gpu"]), "peak": _peak(document["peak"])})
     except KeyError as error:
         raise TraceError(f"damaged estimate: it has no {error}.") from None

@@ -20,6 +20,7 @@ from foretell.report.headline import label_of
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
 from foretell.report.isolation import isolation_rows
 from foretell.report.places import relative_place, short_place
+from foretell.report.ranks import of_rank, ranges, remark
 from foretell.report.steps import StepLine, peak_words, step_lines
 from foretell.rules.capacity import LONGEST_TRAINING, capacity_of, steps_until_full
 from foretell.units import GIB, format_bytes
@@ -48,7 +49,7 @@ def render(estimate: Estimate, console: Console) -> None:
         (_headline(estimate, width), width), (_memory(estimate, width), width), (_composition(estimate, width), width),
         (_holders(estimate, whole), whole), (_over_time(estimate, width), width), (_performance(estimate), width),
         (_leaks(estimate), width),
-        (_steps(estimate), width), (_run(estimate), width), (_caveats(estimate), width),
+        (_ranks(estimate), width), (_steps(estimate), width), (_run(estimate), width), (_caveats(estimate), width),
     ]  # fmt: skip
     for part, part_width in parts:
         if part is not None:
@@ -72,6 +73,7 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
             (format_bytes(estimate.device_bytes), "bold"),
             f" of {format_bytes(capacity.available_bytes)}, ",
             (f"{spare} to spare", "bold green" if is_sure else "bold yellow"),
+            f", {of_rank(estimate)}" if estimate.world else "",
         )
         lines += [text, Text(), _bar(estimate, width - 6)]
     else:
@@ -83,6 +85,8 @@ def _headline(estimate: Estimate, width: int) -> RenderableType:
             text.append("in step ").append(str(oom.step), style="bold").append(f", {_phase_words(oom.phase)}")
         if oom.where:
             text.append(", at ").append(relative_place(oom.where), style="bold")
+        if estimate.world is not None:
+            text.append(f", {of_rank(estimate)}")
         lines += [text, *_need(estimate)]
         lines += [Text(), _bar(estimate, width - 6), Text(), Text(_without_advice(oom.message), style="italic")]
         if estimate.need is None:
@@ -340,6 +344,22 @@ def _steps(estimate: Estimate) -> RenderableType | None:
                 line.place, *line.sizes, "peak reserved" if line.is_peak else "", style="bold" if line.is_peak else ""
             )
     return Padding(table, (1, 2, 0, 2), expand=False)
+
+
+def _ranks(estimate: Estimate) -> RenderableType | None:
+    if estimate.world is None:
+        return None
+    table = Table(box=None, padding=(0, 2), header_style="bright_black", show_edge=False)
+    for title in ("ranks", "allocated", "reserved", "libraries", "device", "spare"):
+        table.add_column(title, justify="left" if title == "ranks" else "right")
+    table.add_column("")
+    for rank in estimate.ranks:
+        peak = rank.peak
+        sizes = (peak.allocated_bytes, peak.reserved_bytes, peak.library_bytes, peak.device_bytes, rank.spare_bytes)
+        style = "bold" if rank.rank == estimate.world.worst_rank and len(estimate.ranks) > 1 else ""
+        table.add_row(ranges(rank.stands_for), *map(format_bytes, sizes), remark(rank), style=style)
+    title = f"{len(estimate.world.ranks_run)} of {estimate.world.size} ranks were run, each on a card of its own:"
+    return Padding(Group(Text(title), table), (1, 2, 0, 2), expand=False)
 
 
 def _chosen(lines: list[StepLine]) -> list[StepLine | None]:

@@ -21,12 +21,14 @@ from typing import Literal
 
 from foretell.errors import UnsupportedError, UsageError
 from foretell.records import Engine
-from foretell.runs.launchers import OneProcess, one_process
+from foretell.runs.launchers import OneProcess, Ranks, processes
 from foretell.versions import OLDEST_TORCH, parse_version
 from foretell.virtual import library_paths
 
 _SHOWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"}
 """What is said of the environment a launcher would set."""
+MAX_GPUS = 16
+"""In one virtual machine (virtual/native/core/vgpu.h)."""
 _PYTHON_NAME = re.compile(r"(python|pypy)[0-9.]*")
 
 
@@ -37,6 +39,8 @@ class Command:
     """The interpreter that will run it; None if the command does not appear to be Python."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables to add to those of the job."""
+    num_gpus: int = 1
+    """Cards of the machine on which it runs."""
     note: str | None = None
     """What was done with the command, if it is not run as it was given."""
 
@@ -57,17 +61,21 @@ def resolve(
     engine: Engine | Literal["auto"] = "auto",
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    gpus_per_node: int | None = None,
 ) -> Command:
     """Resolve SCRIPT.py, -m MODULE or COMMAND, each with its arguments, and check what can be checked before it runs.
     Paths are relative to `cwd`, and stay as written."""
     environ = os.environ if environ is None else environ
     if cwd is not None and not cwd.is_dir():
         raise UsageError(f"no such working folder: {cwd}.")
-    launched = one_process(words, environ)
-    if launched is not None:
+    launched = processes(words, environ, gpus_per_node=gpus_per_node)
+    num_gpus = gpus_per_node or (launched.count if isinstance(launched, Ranks) else 1)
+    check_num_gpus(num_gpus)
+    if isinstance(launched, OneProcess):
         command = _without_launcher(words, launched, cwd or Path(), environ.get("PATH"))
     else:
         command = _find(words, cwd or Path(), environ.get("PATH"))
+    command = replace(command, num_gpus=num_gpus)
     torch = find_torch(command.python) if command.python is not None else None
     # The CPU engine has no native code: on systems other than Linux it is merely untested.
     if engine == "virtual" or (engine == "auto" and not (torch is not None and torch.cuda is None)):
@@ -156,6 +164,11 @@ def _without_launcher(words: Sequence[str], launched: OneProcess, cwd: Path, sea
     shown = " ".join(f"{name}={value}" for name, value in launched.environment.items() if name in _SHOWN)
     note = f"{launched.launcher} has one process to start; it runs directly, with {shown}"
     return replace(command, environment=launched.environment, note=note)
+
+
+def check_num_gpus(count: int) -> None:
+    if not 1 <= count <= MAX_GPUS:
+        raise UsageError(f"{count} GPUs in one machine: must be 1 to {MAX_GPUS}.")
 
 
 # --- what cannot be estimated -----------------------------------------------------------------------------------------

@@ -31,7 +31,9 @@ def libraries_of(job: Job) -> LibraryBytes:
     return guessed if job.profile is None else replace(job.profile.libraries, nccl=guessed.nccl)
 
 
-def child_environment(job: Job, directory: Path, *, isolation: IsolationMode = "python") -> dict[str, str]:
+def child_environment(
+    job: Job, directory: Path, *, isolation: IsolationMode = "python", num_gpus: int = 1
+) -> dict[str, str]:
     """The complete environment of the child. Also writes the files it refers to into the capture folder."""
     options, base = job.options, job.variables()
     # The CPU engine does not need the driver, but a torch with CUDA queries it, and this one answers.
@@ -47,6 +49,7 @@ def child_environment(job: Job, directory: Path, *, isolation: IsolationMode = "
             context_bytes=job.empty_process_bytes + job.used_by_others_bytes,
             libraries=libraries_of(job),
             log_prefix=str(directory / "native"),
+            num_devices=num_gpus,
             events=options.events,
             workspaces=options.workspaces,
             is_preloaded=is_preloaded,

@@ -45,7 +45,9 @@ def launch(
 ) -> CaptureResult:
     """Run the job to its end; docs/architecture.md describes the resulting capture folder."""
     words, options = words_of(job, directory), job.options
-    command = resolve(words, engine=options.engine, cwd=job.cwd, environ=job.variables())
+    command = resolve(
+        words, engine=options.engine, cwd=job.cwd, environ=job.variables(), gpus_per_node=job.gpus_per_node
+    )
     if warm is not None and not warm.can_fork(command):
         warm = None
     output = directory / OUTPUT if warm is not None or options.stdout == "file" else None
@@ -54,9 +56,10 @@ def launch(
     def run(mode: IsolationMode) -> Ended:
         if mode == "python":
             write_to_overlay(directory, job.files)
+        environment = child_environment(job, directory, isolation=mode, num_gpus=command.num_gpus)
         program = Program(
             argv=command.argv,
-            environment=child_environment(job, directory, isolation=mode) | command.environment,
+            environment=environment | command.environment,
             cwd=job.folder,
             stdout=output or ("stderr" if options.stdout == "stderr" else "inherit"),
             stderr=output or "inherit",

@@ -1,5 +1,5 @@
-"""Launchers of several processes: one process is run without its launcher where all it does is known; several are
-refused."""
+"""Launchers: a single process is run without its launcher where all it does is known; several on one machine are
+started by the launcher itself, each rank on a card of its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foretell.errors import UnsupportedError
+from foretell.errors import UnsupportedError, UsageError
 
 _TORCHRUN = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 _DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
-_OTHERS = {"mpirun", "mpiexec", "horovodrun", "srun", "colossalai"}
+_REMOTE = {"srun", "horovodrun", "colossalai"}
+"""They start processes on other machines, or their own way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ _ACCELERATE_SYNTAX = _Syntax(  # of accelerate 1.15, what leads to its simple la
     }),
     short={"m": "module", "q": "quiet"},
 )  # fmt: skip
+_ACCELERATE_COUNTS = re.compile(r"--num[_-](processes|machines)[= ](\d+)")
 _DEEPSPEED_SYNTAX = _Syntax(  # of deepspeed 0.19, what starts processes on this machine
     flags=frozenset({"module", "no-python", "no-local-rank", "quiet"}),
     values=frozenset({"num-nodes", "num-gpus", "num-accelerators", "master-addr", "master-port", "log-level"}),
@@ -69,21 +71,30 @@ class OneProcess:
     """What the launcher would set."""
 
 
-def one_process(words: Sequence[str], environ: Mapping[str, str]) -> OneProcess | None:
-    """The process that a launcher would start, if there is one; None if the words name no launcher, or one that must
-    do it itself. Several are refused."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The processes that a launcher starts on this machine."""
+
+    count: int
+
+
+def processes(
+    words: Sequence[str], environ: Mapping[str, str], *, gpus_per_node: int | None = None
+) -> OneProcess | Ranks | None:
+    """The only process that a launcher would start, or how many it starts itself; None if the words name no launcher,
+    or one that does not say. Raises UnsupportedError for those of other machines."""
     name, own = _launcher(list(words))
     if name in _TORCHRUN:
-        return _of_torchrun(name, own)
+        return _of_torchrun(name, own, gpus_per_node or 1)
     if name in _DEEPSPEED:
-        return _of_deepspeed(name, own)
-    if name in _OTHERS:
-        raise UnsupportedError(f"multi-process jobs ({name}) are not supported yet. {_HINT}")
+        return _of_deepspeed(name, own, gpus_per_node)
+    if name in _REMOTE:
+        raise UnsupportedError(f"{name} starts ranks in its own way, mostly on other machines. {_HINT}")
     world_size = environ.get("WORLD_SIZE", "")
     if world_size.isdigit() and int(world_size) > 1:
         raise UnsupportedError(
-            f"WORLD_SIZE={world_size} is set, but multi-process jobs are not supported yet. Set WORLD_SIZE=1 and "
-            f"RANK=0. {ABOUT_SEVERAL}."
+            f"WORLD_SIZE={world_size} is set, so the script would wait for {int(world_size) - 1} other processes. "
+            f"Start all of them with torchrun, or set WORLD_SIZE=1 and RANK=0. {ABOUT_SEVERAL}."
         )
     return _of_accelerate(own, environ) if name == "accelerate" else None
 
@@ -95,7 +106,7 @@ def _launcher(words: list[str]) -> tuple[str, list[str]]:
     for number, word in enumerate(words[:5]):
         if word == "-m" and number + 1 < len(words):
             module, own = words[number + 1], words[number + 2 :]
-            if module in _TORCHRUN | _DEEPSPEED | _OTHERS:
+            if module in _TORCHRUN | _DEEPSPEED | _REMOTE:
                 return module, own
             if module == "accelerate.commands.launch":
                 return "accelerate", own
@@ -129,24 +140,29 @@ def _parsed(words: list[str], syntax: _Syntax) -> tuple[dict[str, str], tuple[st
 # --- torchrun ---------------------------------------------------------------------------------------------------------
 
 
-def _of_torchrun(name: str, words: list[str]) -> OneProcess:
+def _of_torchrun(name: str, words: list[str], num_gpus: int) -> OneProcess | Ranks:
     parsed = _parsed(words, _TORCHRUN_SYNTAX)
     assert parsed is not None, "any option is known"
     options, script = parsed
-    _refuse_several(name, options)
+    count = _num_ranks(name, options, num_gpus)
+    if count != 1:
+        return Ranks(count=count)
     script = _own_words(options, script)
     if name == "torch.distributed.launch" and "use-env" not in options:
         script = _with_argument(script, "--local-rank=0")
     return OneProcess(words=script, launcher=name, environment=_environment(options))
 
 
-def _refuse_several(name: str, options: Mapping[str, str]) -> None:
-    """On a virtual GPU, `gpu` and `auto` mean one process."""
+def _num_ranks(name: str, options: Mapping[str, str], num_gpus: int) -> int:
+    """`gpu` and `auto` mean one for each card."""
     num_nodes, per_node = options.get("nnodes", "1"), options.get("nproc-per-node", "1")
-    is_one_node = num_nodes in ("1", "1:1")
-    if not is_one_node or per_node not in ("1", "gpu", "auto"):
-        several = f"--nproc_per_node={per_node}" if is_one_node else f"--nnodes={num_nodes}"
-        raise UnsupportedError(f"multi-process jobs ({name} {several}) are not supported yet. {_HINT}")
+    if num_nodes not in ("1", "1:1"):
+        raise UnsupportedError(f"jobs of several machines ({name} --nnodes={num_nodes}) are not supported yet. {_HINT}")
+    if per_node in ("gpu", "auto"):
+        return num_gpus
+    if not per_node.isdecimal() or int(per_node) < 1:
+        raise UsageError(f"{name} --nproc-per-node={per_node}: must be a number (1 or more), gpu or auto.")
+    return int(per_node)
 
 
 def _environment(options: Mapping[str, str]) -> dict[str, str]:
@@ -171,13 +187,13 @@ def _environment(options: Mapping[str, str]) -> dict[str, str]:
 # --- accelerate -------------------------------------------------------------------------------------------------------
 
 
-def _of_accelerate(words: list[str], environ: Mapping[str, str]) -> OneProcess | None:
+def _of_accelerate(words: list[str], environ: Mapping[str, str]) -> OneProcess | Ranks | None:
     """Without the launcher, which imports torch once more, if its options and nothing else say what it sets."""
-    if _is_multi(words):
-        raise UnsupportedError(
-            "`accelerate launch` with several processes is not supported yet. Run one process: add "
-            f"--num_processes 1. {ABOUT_SEVERAL}."
-        )
+    asked = {name: int(count) for name, count in _ACCELERATE_COUNTS.findall(" ".join(words))}
+    if asked.get("machines", 1) > 1:
+        raise UnsupportedError(f"jobs of several machines (accelerate) are not supported yet. {_HINT}")
+    if asked.get("processes", 1) > 1:
+        return Ranks(count=asked["processes"])
     parsed = _parsed(words, _ACCELERATE_SYNTAX)
     if parsed is None or not parsed[1] or _has_accelerate_config(environ):
         return None
@@ -200,11 +216,6 @@ def _of_accelerate(words: list[str], environ: Mapping[str, str]) -> OneProcess |
     return OneProcess(words=_own_words(options, script), launcher="accelerate", environment=environment)
 
 
-def _is_multi(words: list[str]) -> bool:
-    count = re.search(r"--num[_-](?:processes|machines)[= ](\d+)", " ".join(words))
-    return "--multi_gpu" in words or "--multi-gpu" in words or (count is not None and int(count[1]) > 1)
-
-
 def _has_accelerate_config(environ: Mapping[str, str]) -> bool:
     """As `accelerate config` writes it."""
     home = environ.get("HOME", "~")
@@ -216,12 +227,14 @@ def _has_accelerate_config(environ: Mapping[str, str]) -> bool:
 # --- DeepSpeed --------------------------------------------------------------------------------------------------------
 
 
-def _of_deepspeed(name: str, words: list[str]) -> OneProcess:
-    """One GPU must be asked for: otherwise DeepSpeed uses all there are."""
+def _of_deepspeed(name: str, words: list[str], num_gpus: int | None) -> OneProcess | Ranks | None:
+    """Without a number, DeepSpeed uses all the cards there are."""
     options, script = _parsed(words, _DEEPSPEED_SYNTAX) or ({}, ())
-    num_gpus = options.get("num-gpus", options.get("num-accelerators"))
-    if num_gpus != "1" or options.get("num-nodes", "1") != "1" or os.path.exists(_HOSTFILE):
-        raise UnsupportedError(f"multi-process jobs ({name}) are not supported yet. {_HINT}")
+    if options.get("num-nodes", "1") != "1" or os.path.exists(_HOSTFILE):
+        raise UnsupportedError(f"jobs of several machines ({name}) are not supported yet. {_HINT}")
+    asked = options.get("num-gpus", options.get("num-accelerators", str(num_gpus or "")))
+    if asked != "1":
+        return Ranks(count=int(asked)) if asked.isdecimal() else None
     script = _own_words(options, script)
     if "no-local-rank" not in options:
         script = _with_argument(script, "--local_rank=0")

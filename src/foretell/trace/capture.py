@@ -40,6 +40,7 @@ from foretell.trace.records import (
     MissingFunction,
     Origin,
     RecurrentNets,
+    ScriptException,
     SparseResults,
     Synchronizations,
     Trace,
@@ -61,7 +62,8 @@ _NOT_OBSERVED = (
 
 
 def from_capture(result: CaptureResult) -> Trace:
-    """Read the capture folder; if several processes used the GPU, the one that held the most."""
+    """Read the capture folder; if several processes used the GPU, the one that held the most. The ranks of a job each
+    have a trace (`Trace.other_ranks`)."""
     with _without_garbage_collection():
         return _read(result)
 
@@ -83,14 +85,15 @@ def _read(result: CaptureResult) -> Trace:
     journals = {_pid_of(path): whole_lines(read_journal(path)) for path in paths}
     pids = set(journals) | {_pid_of(path) for path in result.directory.glob("native-*.bin")}
     native = {pid: _read_native(result.directory, pid) for pid in sorted(pids)}
+    ranks = _ranks(journals)
+    if len(ranks) > 1:
+        return _read_ranks(result, ranks, journals, native)
     on_gpu = [pid for pid in sorted(pids) if _uses_gpu(journals.get(pid, []), native[pid].driver)]
     pid = max(on_gpu, key=lambda p: _peak_reserved(journals.get(p, []), native[p].driver), default=None)
     if pid is None:
         # The first process is the one the user started; it names its torch version, if any.
         pid = min(journals, key=lambda p: _time_of(journals[p]), default=None)
-    others = [line for p, lines in journals.items() if p != pid for line in lines]
-    if (writes := result.directory / WRITES).exists():
-        others += whole_lines(read_journal(writes))
+    others = [line for p, lines in journals.items() if p != pid for line in lines] + _writes(result)
     hidden = sum(p not in journals and _peak_reserved([], native[p].driver) > 0 for p in on_gpu)
     others += [{"kind": "caveat", "time_us": 0, "text": _NOT_OBSERVED.format(hidden)}] if hidden else []
     # A process that only queries the card (a compile worker) uses none of its memory.
@@ -101,6 +104,89 @@ def _read(result: CaptureResult) -> Trace:
     card = native[pid].card_of(trace.busiest_device)
     found = (_gpu_process(p, journals.get(p, []), native[p], card) for p in on_gpu)
     return replace(trace, gpu_processes=tuple(each for each in found if each.peak_bytes))
+
+
+def _writes(result: CaptureResult) -> list[dict[str, Any]]:
+    path = result.directory / WRITES
+    return whole_lines(read_journal(path)) if path.exists() else []
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------
+
+
+def _ranks(journals: dict[int, list[dict[str, Any]]]) -> dict[int, int]:
+    """Each rank's process; the last one, if it was started again."""
+    found: dict[int, tuple[int, int]] = {}
+    for pid, lines in journals.items():
+        for line in lines:
+            if line["kind"] == "rank":
+                found[int(line["rank"])] = max(found.get(int(line["rank"]), (0, 0)), (int(line["time_us"]), pid))
+    return {rank: pid for rank, (_, pid) in sorted(found.items())}
+
+
+def _read_ranks(
+    result: CaptureResult,
+    ranks: dict[int, int],
+    journals: dict[int, list[dict[str, Any]]],
+    native: dict[int, _Native],
+) -> Trace:
+    shared = [line for pid, lines in journals.items() if pid not in ranks.values() for line in lines] + _writes(result)
+    # The launcher's own failure follows from that of a rank.
+    shared = [line for line in shared if line["kind"] != "exception"]
+    traces = [_assemble(result, pid, journals[pid], shared, {pid: native[pid]}, 1) for pid in ranks.values()]
+    first = _first_exception(ranks, journals)
+    if first is not None and first.is_oom:
+        traces = [each if _has_run_out(each) else replace(each, exception=None) for each in traces]
+    elif first is not None:
+        traces = [replace(each, exception=first) for each in traces]
+    if clash := _shared_card(traces, native):
+        traces = [replace(each, unsupported=(*each.unsupported, clash)) for each in traces]
+    worst = max(traces, key=lambda each: (_has_run_out(each), _most_reserved(each)))
+    return replace(worst, other_ranks=tuple(each for each in traces if each is not worst))
+
+
+def _has_run_out(trace: Trace) -> bool:
+    return trace.exception is not None and trace.exception.is_oom
+
+
+def _most_reserved(trace: Trace) -> int:
+    seen = [*(device for step in trace.steps for device in step.devices), *trace.final]
+    return max((*(device.peak_reserved_bytes for device in seen), *trace.driver.in_use), default=0)
+
+
+def _first_exception(ranks: dict[int, int], journals: dict[int, list[dict[str, Any]]]) -> ScriptException | None:
+    """Those of other ranks follow from it."""
+    raised = [
+        (int(line["time_us"]), rank, line)
+        for rank, pid in ranks.items()
+        for line in journals[pid]
+        if line["kind"] == "exception" and not line.get("thread")
+    ]
+    if not raised:
+        return None
+    _, rank, line = min(raised, key=lambda each: each[0])
+    told = read_lines([line], [])
+    return replace(told.exception, rank=rank) if told.exception is not None else None
+
+
+def _shared_card(traces: list[Trace], native: dict[int, _Native]) -> Unsupported | None:
+    """NCCL refuses two ranks on one card; the virtual one does not, because it meets them one by one."""
+    users: dict[int, int] = {}
+    for trace in traces:
+        if trace.pid is None or trace.rank is None or not any(count > 1 for count in trace.collectives.num_ranks):
+            continue
+        card = native[trace.pid].card_of(trace.busiest_device)
+        if card in users:
+            return Unsupported(
+                what=f"ranks {users[card]} and {trace.rank.rank} both used GPU {card}, which NCCL refuses (Duplicate "
+                "GPU detected)",
+                hint="Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything is put on the GPU",
+            )
+        users[card] = trace.rank.rank
+    return None
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
 
 
 def _gpu_process(pid: int, lines: list[dict[str, Any]], native: _Native, card: int) -> GpuProcess:
@@ -301,6 +387,7 @@ def _assemble(
         cudnn_version=told.cudnn_version,
         arch_list=told.arch_list or (),
         pid=pid,
+        rank=told.rank,
         num_gpu_processes=num_gpu_processes,
         allocator=allocator,
         phases_seen=told.phases_seen,

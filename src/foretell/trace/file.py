@@ -60,6 +60,8 @@ _TABLES = {
 }  # fmt: skip
 _SINCE_TIME = ("copies", "memsets", "synchronizations", "event_uses", "operators")
 """Older files lack these tables."""
+_RANKS = "other_ranks"
+"""The field, and the folder in the file, of the traces of other ranks."""
 _ADVICE = "Record a new one with `foretell run --trace FILE ...`."
 
 
@@ -109,7 +111,9 @@ def load(path: Path) -> Trace:
         raise TraceError(f"{path} is a damaged trace ({reason}). {_ADVICE}") from None
 
 
-def _write_members(trace: Trace, archive: zipfile.ZipFile) -> None:
+def _write_members(trace: Trace, archive: zipfile.ZipFile, folder: str = "") -> None:
+    for number, other in enumerate(trace.other_ranks):
+        _write_members(other, archive, f"{folder}{_RANKS}/{number}/")
     tables = {}
     for name, table_type in _TABLES.items():
         table = getattr(trace, name)
@@ -120,16 +124,17 @@ def _write_members(trace: Trace, archive: zipfile.ZipFile) -> None:
             if sys.byteorder == "big":
                 data = array(data.typecode, data)
                 data.byteswap()
-            archive.writestr(f"{name}/{column}", data.tobytes())
-    small = {f.name: to_plain(getattr(trace, f.name)) for f in fields(trace) if f.name not in _TABLES}
+            archive.writestr(f"{folder}{name}/{column}", data.tobytes())
+    small = {f.name: to_plain(getattr(trace, f.name)) for f in fields(trace) if f.name not in {*_TABLES, _RANKS}}
     # Written last: a file without it is truncated.
-    archive.writestr("trace.json", json.dumps({"schema": SCHEMA, "tables": tables, **small}, separators=(",", ":")))
+    document = {"schema": SCHEMA, "tables": tables, "num_other_ranks": len(trace.other_ranks), **small}
+    archive.writestr(f"{folder}trace.json", json.dumps(document, separators=(",", ":")))
 
 
-def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
-    if "trace.json" not in archive.namelist():
+def _read_members(archive: zipfile.ZipFile, path: Path, folder: str = "") -> Trace:
+    if f"{folder}trace.json" not in archive.namelist():
         raise TraceError(f"{path} is a zip file, but not a foretell trace. {_ADVICE}")
-    document = parse_json(_member(archive, "trace.json"))
+    document = parse_json(_member(archive, f"{folder}trace.json"))
     schema = str(document.pop("schema", "none")) if isinstance(document, dict) else "none"
     if schema != SCHEMA:
         family, _, version = schema.rpartition("/")
@@ -137,11 +142,19 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Trace:
         advice = "Update foretell to read it." if is_newer else _ADVICE
         raise TraceError(f"{path} has the format {schema!r}; this version of foretell reads {SCHEMA!r}. {advice}")
     shapes = from_plain(_Shapes, {"tables": document.pop("tables", {})}).tables
+
+    def load(name: str, kind: type[Any]) -> Any:
+        return _load_table(archive, folder, name, kind, shapes[name])
+
     tables = {
-        name: _load_table(archive, name, kind, shapes[name]) if name in shapes or name not in _SINCE_TIME else kind()
+        name: kind() if name in _SINCE_TIME and name not in shapes else load(name, kind)
         for name, kind in _TABLES.items()
     }
-    trace = from_plain(Trace, document, given=tables)
+    num_other_ranks = int(document.pop("num_other_ranks", 0))
+    if num_other_ranks and folder:
+        raise ValueError("a rank with ranks of its own")
+    others = tuple(_read_members(archive, path, f"{_RANKS}/{number}/") for number in range(num_other_ranks))
+    trace = from_plain(Trace, document, given={**tables, _RANKS: others})
     _check_numbers(trace)
     return trace
 
@@ -188,13 +201,13 @@ def _check_numbers(trace: Trace) -> None:
             raise ValueError(f"{what}: index {max(numbers)} of {count}")
 
 
-def _load_table(archive: zipfile.ZipFile, name: str, kind: type[_Table], shape: _Shape) -> _Table:
+def _load_table(archive: zipfile.ZipFile, folder: str, name: str, kind: type[_Table], shape: _Shape) -> _Table:
     columns: dict[str, array[int]] = {}
     for f in fields(kind):
         column = array(_typecode(f))
         if shape.columns[f.name] != column.typecode:
             raise ValueError(f"{name}/{f.name} has the type {shape.columns[f.name]!r}")
-        column.frombytes(_member(archive, f"{name}/{f.name}"))
+        column.frombytes(_member(archive, f"{folder}{name}/{f.name}"))
         if sys.byteorder == "big":
             column.byteswap()
         if len(column) != shape.rows:
@@ -205,10 +218,14 @@ def _load_table(archive: zipfile.ZipFile, name: str, kind: type[_Table], shape: 
 
 def _check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
     """Before anything is unpacked: two megabytes can unpack to gigabytes, and JSON needs twenty times its size."""
-    for names, free_bytes, ratio in ((set(archive.namelist()), 128 * MIB, 60), ({"trace.json"}, 32 * MIB, 25)):
+    for names, free_bytes, ratio in ((set(archive.namelist()), 128 * MIB, 60), (_documents(archive), 32 * MIB, 25)):
         most_bytes = free_bytes + path.stat().st_size * ratio
         if sum(member.file_size for member in archive.infolist() if member.filename in names) > most_bytes:
             raise TraceError(f"{path} would unpack to more than {most_bytes >> 20} MiB, far too much for its size.")
+
+
+def _documents(archive: zipfile.ZipFile) -> set[str]:
+    return {name for name in archive.namelist() if name.rpartition("/")[2] == "trace.json"}
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:

@@ -17,6 +17,7 @@ from foretell.trace.records import (
     LoaderPass,
     MissingFunction,
     OomMark,
+    RankMark,
     ScriptException,
     StepMark,
     Unsupported,
@@ -37,6 +38,7 @@ class Told:
     cuda_version: str | None = None
     cudnn_version: int | None = None
     engine: Engine = "virtual"
+    rank: RankMark | None = None
     arch_list: tuple[str, ...] | None = None
     cublas_workspace_config: str | None = None
     card_queries: dict[str, None] = field(default_factory=dict)
@@ -131,6 +133,12 @@ def _torch(told: Told, line: Line) -> None:
         told.cuda_version = _optional(line.get("cuda"))
         told.cudnn_version = int(line.get("cudnn") or 0) or told.cudnn_version
         told.engine = "cpu" if line.get("engine") == "cpu" else "virtual"
+
+
+def _rank(told: Told, line: Line) -> None:
+    told.rank = RankMark(
+        rank=int(line["rank"]), world_size=int(line["world_size"]), local_rank=_number(line.get("local_rank"))
+    )
 
 
 def _cudnn(told: Told, line: Line) -> None:
@@ -268,6 +276,7 @@ def _keeper(told: Told, line: Line) -> None:
 _READERS: dict[str, Callable[[Told, Line], None]] = {
     "process": _process,
     "torch": _torch,
+    "rank": _rank,
     "cudnn": _cudnn,
     "cuda": _cuda,
     "card_query": _card_query,
@@ -289,7 +298,7 @@ _READERS: dict[str, Callable[[Told, Line], None]] = {
     "keeper": _keeper,
 }
 """Without `operators` (progress), and `survey`, `features`, `alternative` and `loader` (for advice and plans)."""
-_ANY_PROCESS = frozenset(_READERS) - {"allocator", "phase", "step", "pass", "batch", "end", "oom", "keeper"}
+_ANY_PROCESS = frozenset(_READERS) - {"rank", "allocator", "phase", "step", "pass", "batch", "end", "oom", "keeper"}
 """Kinds that count from any process of the run."""
 
 

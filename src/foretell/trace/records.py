@@ -388,8 +388,20 @@ class ScriptException:
     message: str
     where: str | None
     is_oom: bool
+    rank: int | None = None
+    """The rank that raised it, in a job of several."""
     network: str | None = None
     """The host or repository it could not reach, because foretell kept it from the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMark:
+    """Which of the job's ranks a process is."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    """Its number on its machine, if the launcher has said it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,6 +481,10 @@ class Trace:
     pid: int | None
     """The process that held the most; None if there was no Python process."""
     num_gpu_processes: int
+    rank: RankMark | None = None
+    """None: the process is not one of several ranks."""
+    other_ranks: tuple[Trace, ...] = ()
+    """The other ranks of the job, in their order; this one ran out of memory, or held the most."""
     gpu_processes: tuple[GpuProcess, ...] = ()
     """If there are several: those that used the busiest device, this one among them."""
     allocator: AllocatorSettings

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..capture import Capture
 from ..change import alternatives, skip_init
-from ..guard import architectures, distributed
+from ..guard import architectures
+from ..ranks.joining import Ranks
 from ..stop.autograd_threads import wait_for_autograd
 from ..stop.leaving import Leaving
 from ..stop.loaders import Loaders
@@ -29,12 +30,13 @@ from ..watch.operators import Operators
 from ..watch.owners import Owners
 from ..watch.peaks import Peaks
 from ..watch.phases import Phases
+from ..watch.process_end import ProcessEnd
 from ..watch.steps import Steps
 from ..watch.survey import Survey
 from ..watch.unimplemented import Unimplemented
 
 
-def install_torch_hooks(capture: Capture, torch: Any) -> None:
+def install_torch_hooks(capture: Capture, torch: Any, end: ProcessEnd) -> None:
     is_fake = capture.options.engine == "cpu" or (capture.options.engine == "auto" and torch.version.cuda is None)
     engine = "cpu" if is_fake else "virtual"
     cuda, cudnn = torch.version.cuda, _cudnn_version(torch)
@@ -61,7 +63,7 @@ def install_torch_hooks(capture: Capture, torch: Any) -> None:
         ("DataLoaders", options.steps != "all", lambda: loaders.install(torch)),
         ("the end of training", options.steps != "all", Stopping(capture, peaks, loaders, trainers, worst).install),
         ("weight initialization", options.skip_init, lambda: skip_init.install(capture, torch)),
-        ("torch.distributed", options.guards, lambda: distributed.install(capture, torch)),
+        ("torch.distributed", True, lambda: Ranks(capture, end).install(torch, is_virtual=not is_fake)),
         ("values", options.values and not is_fake, lambda: values_hooks.install(capture, torch)),
         ("the lines of warnings", options.values, lambda: warned_lines.install(capture)),
         ("unimplemented functions", not is_fake, lambda: Unimplemented(capture, torch).install()),

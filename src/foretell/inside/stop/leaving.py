@@ -29,7 +29,7 @@ class Leaving:
     def leave(self, what: str, *, how: str = "exit") -> NoReturn:
         """Raise, after a line in the journal. `what` is left, and `how`: as in the kind `ended_early`."""
         if self._num_refusals == 0:
-            self._capture.journal.write("ended_early", how=how, step=self._capture.num_steps, what=what)
+            self._capture.ends_early(what, how=how)
         self._num_refusals += 1
         if self._num_refusals > MOST_REFUSALS:
             atexit._run_exitfuncs()

@@ -99,7 +99,7 @@ class Loaders:
         self._phases.look_for_forward()
         is_training = use.must_end
         is_at_its_end = use.num_batches == use.length
-        is_enough = is_training or (self._is_settled_evaluation(use) and _takes_long(use))
+        is_enough = is_training or self._has_evaluated_enough(use)
         if is_enough and (is_at_its_end or _expects_an_end(caller)):
             self._uses.pop(iterator, None)
             self.num_ended_training += is_training
@@ -125,7 +125,8 @@ class Loaders:
             self._uses[iterator] = use
         return use
 
-    def _is_settled_evaluation(self, use: LoaderUse) -> bool:
+    def _has_evaluated_enough(self, use: LoaderUse) -> bool:
+        """Whether this is an evaluation, on all ranks, that is settled and would still take long."""
         is_training = self._capture.num_steps > use.first_step or self._phases.num_backwards > use.first_backward
         num_forwards = self._phases.num_evaluation_forwards
         if self._capture.options.steps != "auto" or is_training or num_forwards == use.first_evaluation:
@@ -133,7 +134,11 @@ class Loaders:
             return False
         use.samples.append((num_forwards, self._peaks.summary(), self._peaks.allocated_now()))
         del use.samples[:-3]
-        if len(use.samples) < 3 or num_forwards - use.first_evaluation < ENOUGH_EVALUATIONS:
+        is_long = num_forwards - use.first_evaluation >= ENOUGH_EVALUATIONS
+        return self._capture.agree("evaluation", is_long and self._is_settled(use) and _takes_long(use))
+
+    def _is_settled(self, use: LoaderUse) -> bool:
+        if len(use.samples) < 3:
             return False
         (forwards_0, peak_0, held_0), (forwards_1, peak_1, held_1), (forwards_2, peak_2, held_2) = use.samples
         is_holding_more = held_1 > held_0 + NEGLIGIBLE_BYTES or held_2 > held_1 + NEGLIGIBLE_BYTES
@@ -142,12 +147,7 @@ class Loaders:
     def _report(self, use: LoaderUse, is_training: bool) -> None:
         kind = "training" if is_training else "evaluation"
         of = f" of {use.length}" if use.length is not None else ""
-        self._capture.journal.write(
-            "ended_early",
-            how="loader",
-            step=self._capture.num_steps,
-            what=f"{kind} loop over a DataLoader, after {use.num_batches}{of} batches",
-        )
+        self._capture.ends_early(f"{kind} loop over a DataLoader, after {use.num_batches}{of} batches", how="loader")
 
 
 def _takes_long(evaluation: LoaderUse) -> bool:

@@ -70,7 +70,7 @@ class Stopping:
 
     def _after_step(self) -> None:
         if self._asked_at is None:
-            if self._has_seen_enough():
+            if self._capture.agree("steps", self._has_seen_enough()):
                 self._asked_at = self._capture.num_steps
                 self._num_started_when_asked = self._loaders.num_started
                 if not self._trainers.end_training() and not self._loaders.end_training_loops():

@@ -49,7 +49,7 @@ class Trainers:
         return False
 
     def _report(self, how: str, what: str) -> None:
-        self._capture.journal.write("ended_early", how=how, step=self._capture.num_steps, what=what)
+        self._capture.ends_early(what, how=how)
 
     def _watch_transformers(self, module: Any) -> None:
         def setting(is_training: bool) -> Callable[[Any], Any]:

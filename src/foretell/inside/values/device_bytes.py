@@ -18,6 +18,9 @@ _AS_BEFORE = 2
 _MAX_WITH_GAPS = 1 << 17
 """Bytes; of a larger view with gaps, all the bytes from its first to its last are known, or none."""
 
+_MAX_MOVED = 1 << 22
+"""Bytes; of a larger tensor nothing is known after it was resized."""
+
 
 class DeviceBytes:
     def __init__(self, torch: Any) -> None:
@@ -123,6 +126,13 @@ class DeviceBytes:
         self._become_known(start, becomes)
         self._watch(tensor, start)
 
+    def keep_known(self, tensor: Any) -> None:
+        """What is known until the next launch is known from now on; of integers also if it is only a part."""
+        if self.is_known(tensor):
+            self.know(tensor)
+        elif not tensor.dtype.is_floating_point and self._is_any_known(*_extent(tensor)):
+            self.know_elements(tensor, self.known_elements(tensor))
+
     def _watch(self, tensor: Any, start: int) -> None:
         """PyTorch recycles the block silently; known bytes would be stale for its next owner."""
         self._starts.add(start)
@@ -155,7 +165,7 @@ class DeviceBytes:
         if start == before[0]:
             return
         self.abandon(*before)
-        if 0 < length <= _MAX_WITH_GAPS:
+        if 0 < length <= _MAX_MOVED:
             known = self._known_bytes(start, length)
             self._become_known(start, _AS_BEFORE - known)  # for good, not until the next launch
             self._watch(tensor, start)

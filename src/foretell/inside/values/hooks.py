@@ -7,7 +7,7 @@ from functools import partial, wraps
 from typing import Any
 
 from ..capture import Capture
-from . import packages, triton_kernels
+from . import collectives, packages, triton_kernels
 from .mode import Values
 from .operators import torch
 
@@ -28,6 +28,7 @@ def install(capture: Capture, torch: Any) -> None:
     when_imported("torchvision.extension", mode.watch_torchvision)
     when_imported("triton.runtime.jit", lambda jit: triton_kernels.watch(jit, patches, mode.forget_written))
     if torch.distributed.is_available():
+        collectives.watch(torch, patches, mode)
         # DDP compares sizes, and exchanges the order of its buckets, by integer tensors that it copies in C++.
         copying_integers = partial(_copying_integers, mode)
         patches.wrap(torch.distributed, "_verify_params_across_processes", copying_integers)

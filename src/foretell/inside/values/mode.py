@@ -63,6 +63,9 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         if func in operators.SPECIAL or func in self._suppresses_boxes:
             return self._special(func, args, kwargs)
         out = func(*args, **kwargs)
+        if operators.is_collective(func):  # the virtual GPU has done it; on the host there are no other ranks
+            self.keep_known(tensors_in((out, args)))
+            return out
         kind = type(out)
         if type(func).__module__ == "torch._ops":  # an operator of a package, whose kernels are not watched elsewhere
             self._forget(tensors_in(operators.written_arguments(func, args, kwargs)))
@@ -97,6 +100,14 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def publish(self, storage: Any) -> None:
         self._bytes.publish(storage)
+
+    def keep_known(self, tensors: Iterable[Any]) -> None:
+        """What the virtual GPU knows of tensors until its next launch, because it has just written them itself, stays
+        known."""
+        with no_subclasses():
+            for each in tensors:
+                if is_on_device(each) and is_small(each) and has_memory(each):
+                    self._bytes.keep_known(each)
 
     def abandon(self, storage: Any) -> None:
         self._bytes.abandon(storage.data_ptr(), storage.nbytes())

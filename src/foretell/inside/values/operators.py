@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
 
 torch: Any = sys.modules["torch"]
@@ -81,6 +82,13 @@ INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.in
 
 def name_of(func: Any) -> str:
     return getattr(func, "__name__", "")
+
+
+def is_collective(func: Any) -> bool:
+    """A function of torch.distributed, or one of the operators behind its functional collectives (DTensor's)."""
+    if type(func) is FunctionType:
+        return func.__module__.startswith("torch.distributed.")
+    return type(func).__module__ == "torch._ops" and str(func).startswith(("_c10d_functional", "c10d"))
 
 
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:

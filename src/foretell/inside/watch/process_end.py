@@ -30,6 +30,11 @@ class ProcessEnd:
         self._reported: BaseException | None = None
         self._has_ended = False
 
+    @property
+    def has_raised(self) -> bool:
+        """Whether an exception has left the script."""
+        return self._reported is not None
+
     def install(self) -> None:
         atexit.register(self._at_exit)
         patches = self._capture.patches

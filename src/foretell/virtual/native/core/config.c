@@ -52,6 +52,13 @@ static void read_card(void) {
         set_key(item, equals + 1);
     }
     free(copy);
+    /* a launcher inside the job tells each process how many there are on this machine */
+    static const char *const LOCAL_SIZES[] = {
+        "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"};
+    for (size_t i = 0; i < sizeof LOCAL_SIZES / sizeof *LOCAL_SIZES; i++) {
+        const char *size = getenv(LOCAL_SIZES[i]);
+        if (size && atoll(size) > the_card.count) the_card.count = atoll(size);
+    }
     if (the_card.count > MAX_DEVICES) the_card.count = MAX_DEVICES;
 }
 

@@ -52,6 +52,16 @@ __attribute__((constructor)) static void start(void) {
 
 bool is_logging(void) { return *prefix != 0; }
 
+const char *log_folder(void) {
+    static char folder[PATH_MAX];
+    if (!is_logging()) return NULL;
+    snprintf(folder, sizeof folder, "%s", prefix);
+    char *last = strrchr(folder, '/');
+    if (!last) return NULL;
+    *last = 0;
+    return folder;
+}
+
 /* A full or read-only disk must not stop the user's job; the reader sees that the rest is missing. */
 static bool stop_logging(void) {
     *prefix = 0;
@@ -130,7 +140,10 @@ void log_event(enum LogKind kind, const char *name, const int64_t words[6]) {
     pthread_mutex_unlock(&log_mutex);
 }
 
-void count_launch(void) { __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED); }
+void count_launch(void) {
+    has_launched = true;
+    __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
+}
 
 void library_call(const char *function) {
     count_launch();

@@ -96,6 +96,7 @@ bool answered_read(int64_t *value);
 int set_memory(void *to, int value, size_t value_bytes, size_t bytes);
 
 void know(uintptr_t address, size_t bytes, bool is_confirmed);  /* the bytes there are what a real GPU would have */
+void know_for_a_while(uintptr_t address, size_t bytes);
 void forget(uintptr_t address, size_t bytes);
 bool is_known(uintptr_t address, size_t bytes);
 size_t known_prefix(uintptr_t address, size_t bytes, bool *known); /* length of the leading run, known or unknown */
@@ -103,6 +104,7 @@ size_t known_prefix(uintptr_t address, size_t bytes, bool *known); /* length of 
 /* ---- streams, events, launches (streams.c) ----------------------------------------------------------------- */
 
 extern uint64_t launches;  /* kernels and library calls so far, in all streams: the virtual GPU's clock */
+extern __thread bool has_launched; /* this thread, anything */
 void host_synchronizes(int device);
 
 /* ---- log (log.c) --------------------------------------------------------------------------------------------- */
@@ -110,6 +112,7 @@ void host_synchronizes(int device);
 #include "core/log_kinds.h"
 
 bool is_logging(void);
+const char *log_folder(void);             /* the capture folder; NULL: nothing is logged */
 void count_launch(void);                 /* a kernel or a library call: the clock goes on */
 /* one that computes and of which only the name is of interest: counted and logged */
 void library_call(const char *function);

@@ -3,6 +3,8 @@
  * When is an event complete? "early": at once. "late" (the default): when the host has waited for it (synchronised
  * its stream or its device), or when 1,024 more launches were queued (a real launch queue holds about that many, so
  * the GPU cannot be further behind), or when the host has asked 64 times without giving new work (it is waiting).
+ * A thread that gives no work at all (ProcessGroupNCCL's watchdog) asks at times that differ from run to run: those
+ * questions do not count.
  * PyTorch reuses a block that another stream has used only after its event is complete, so "late" is the upper bound
  * for memory. */
 #include "cuda/streams.h"
@@ -41,6 +43,7 @@ struct Event {
 };
 
 uint64_t launches;
+__thread bool has_launched;
 static Stream default_streams[MAX_DEVICES];
 static Stream *streams;     /* all but the default ones */
 static uint64_t num_streams, num_captures;
@@ -241,7 +244,7 @@ static bool is_complete(Event *e) {
         Device *d = device_state(e->stream->device);
         synced = e->stream->synced > d->synced ? e->stream->synced : d->synced;
         if (e->asked_at != now) e->asked_at = now, e->queries = 0;
-        answer = synced >= e->at || now - e->at >= QUEUE_DEPTH || ++e->queries > PATIENCE;
+        answer = synced >= e->at || now - e->at >= QUEUE_DEPTH || (has_launched && ++e->queries > PATIENCE);
     }
     unlock();
     return answer;

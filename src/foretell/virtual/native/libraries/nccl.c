@@ -1,21 +1,71 @@
-/* NCCL for one process: communicators of one rank, or of several local GPUs. */
-#include "core/vgpu.h"
+/* NCCL: communicators of one rank, of several local GPUs, or of several processes. What the host may look at (integers,
+ * small data) is really exchanged (exchange.c), as far as it is known. All else becomes unknown, and nobody waits for
+ * it. Ranks that have been ended early are taken to contribute what this one does. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include "libraries/exchange.h"
+#include "memory/ranges.h"
 
-typedef struct { int rank, num_ranks, device; } Communicator;
 typedef struct { char bytes[128]; } UniqueId;
+typedef struct {
+    int rank, num_ranks, device;
+    int num_splits;
+    bool is_local;         /* several GPUs of this process */
+    uint64_t id;
+    bool *is_absent;       /* by rank, as all below */
+    Place *heard;          /* what each has told everybody */
+    Place *received;       /* what each has sent to this one */
+} Communicator;
+#define NCCL_SUCCESS 0
+#define NCCL_SYSTEM_ERROR 2
 #define NCCL_INVALID_ARGUMENT 4
+#define NCCL_INVALID_USAGE 5
+#define NCCL_REMOTE_ERROR 6
 #define INVALID NCCL_INVALID_ARGUMENT
+#define SPLITS 16 /* ncclCommSplit, among the operations as subjects of messages */
+#define MAX_EXCHANGED ((size_t)64 << 20) /* of integers */
 
-static int new_communicator(void **communicator, int num_ranks, int rank) {
+static char last_error_text[2304];
+
+static int failed(int error, const char *text) {
+    strncpy(last_error_text, text, sizeof last_error_text - 1);
+    return error;
+}
+
+static uint64_t hash(uint64_t h, const void *data, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) h = (h ^ ((const unsigned char *)data)[i]) * 1099511628211u;
+    return h;
+}
+static uint64_t hash_of(const UniqueId *id) { return hash(14695981039346656037u, id, sizeof *id); }
+
+/* ---- communicators ----------------------------------------------------------------------------------------------- */
+
+static void free_communicator(Communicator *c) {
+    if (!c) return;
+    free(c->is_absent);
+    free(c->heard);
+    free(c->received);
+    free(c);
+}
+
+static int new_communicator(void **communicator, int num_ranks, int rank, uint64_t id) {
     NEEDS(communicator);
     if (num_ranks < 1 || rank < 0 || rank >= num_ranks) return NCCL_INVALID_ARGUMENT;
     use_library(LIBRARY_NCCL);
     Communicator *c = allocate(sizeof *c);
-    *c = (Communicator){rank, num_ranks, current_device};
+    size_t n = (size_t)num_ranks;
+    *c = (Communicator){.rank = rank, .num_ranks = num_ranks, .device = current_device, .id = id};
+    c->is_absent = allocate(n * sizeof *c->is_absent);
+    c->heard = allocate(n * sizeof *c->heard);
+    c->received = allocate(n * sizeof *c->received);
+    if (num_ranks > 1) {
+        if (!can_exchange()) memset(c->is_absent, 1, n);
+        introduce(id, rank);
+    }
     *communicator = c;
-    return 0;
+    return NCCL_SUCCESS;
 }
 
 EXPORT int ncclGetVersion(int *version) {
@@ -23,111 +73,409 @@ EXPORT int ncclGetVersion(int *version) {
     int (*real)(int *) = (int (*)(int *))real_function("libnccl.so.", "ncclGetVersion");
     if (real && real != ncclGetVersion) return real(version);
     *version = 22105;
-    return 0;
+    return NCCL_SUCCESS;
 }
-EXPORT int ncclGetUniqueId(UniqueId *id) { NEEDS(id); memset(id, 7, sizeof *id); return 0; }
-EXPORT int ncclCommInitRank(void **communicator, int num_ranks, UniqueId id UNUSED, int rank) {
-    return new_communicator(communicator, num_ranks, rank);
+EXPORT int ncclGetUniqueId(UniqueId *id) {
+    NEEDS(id);
+    return getrandom(id, sizeof *id, 0) == sizeof *id ? NCCL_SUCCESS : NCCL_SYSTEM_ERROR;
 }
-EXPORT int ncclCommInitRankConfig(void **communicator, int num_ranks, UniqueId id UNUSED, int rank,
-                                  void *config UNUSED) {
-    return new_communicator(communicator, num_ranks, rank);
+EXPORT int ncclCommInitRank(void **communicator, int num_ranks, UniqueId id, int rank) {
+    return new_communicator(communicator, num_ranks, rank, hash_of(&id));
 }
-EXPORT int ncclCommInitRankScalable(void **communicator, int num_ranks, int rank, int num_ids UNUSED, void *ids UNUSED,
+EXPORT int ncclCommInitRankConfig(void **communicator, int num_ranks, UniqueId id, int rank, void *config UNUSED) {
+    return new_communicator(communicator, num_ranks, rank, hash_of(&id));
+}
+EXPORT int ncclCommInitRankScalable(void **communicator, int num_ranks, int rank, int num_ids, UniqueId *ids,
                                     void *config UNUSED) {
-    return new_communicator(communicator, num_ranks, rank);
+    NEEDS(ids);
+    if (num_ids < 1) return NCCL_INVALID_ARGUMENT;
+    return new_communicator(communicator, num_ranks, rank, hash_of(ids));
 }
 EXPORT int ncclCommInitAll(void **communicators, int count, const int *devices) {
     NEEDS(communicators);
     if (count < 1 || count > MAX_DEVICES) return NCCL_INVALID_ARGUMENT;
+    UniqueId id;
+    ncclGetUniqueId(&id);
     for (int i = 0; i < count; i++) {
-        new_communicator(&communicators[i], count, i);
-        ((Communicator *)communicators[i])->device = devices ? devices[i] : i;
+        new_communicator(&communicators[i], count, i, hash_of(&id));
+        Communicator *c = communicators[i];
+        c->device = devices ? devices[i] : i;
+        c->is_local = true;
     }
-    return 0;
+    return NCCL_SUCCESS;
 }
-EXPORT int ncclCommSplit(Communicator *from, int color, int key UNUSED, void **communicator, void *config UNUSED) {
+
+/* The rank's next message to all of the communicator. */
+static Message hear_from(Communicator *c, int peer, const char *what) {
+    Message message = {.answer = ABSENT};
+    if (c->is_absent[peer]) return message;
+    message = hear(c->id, peer, EVERYBODY, &c->heard[peer], what);
+    c->is_absent[peer] = message.answer == ABSENT;
+    return message;
+}
+
+/* The ranks of one color become a communicator, ordered by their keys. */
+EXPORT int ncclCommSplit(Communicator *from, int color, int key, void **communicator, void *config UNUSED) {
     NEEDS(from, communicator);
-    if (color < 0) { *communicator = NULL; return 0; } /* NCCL_SPLIT_NOCOLOR */
-    if (from->num_ranks > 1) return unimplemented("ncclCommSplit (of several ranks)", 5);
-    return new_communicator(communicator, 1, 0);
+    int32_t own[2] = {color, key};
+    int num_ranks = 1, rank = 0, split = from->num_splits++;
+    if (from->num_ranks > 1 && !from->is_local)
+        tell(from->id, from->rank, EVERYBODY, SPLITS, own, sizeof own, sizeof own);
+    for (int peer = 0; peer < from->num_ranks && from->num_ranks > 1; peer++) {
+        if (peer == from->rank) continue;
+        int32_t other[2] = {color, key};
+        if (!from->is_local) {
+            Message message = hear_from(from, peer, "ncclCommSplit");
+            if (message.answer == FAILED) return failed(NCCL_REMOTE_ERROR, last_trouble());
+            if (message.answer == TOLD && message.bytes == sizeof other && message.known)
+                memcpy(other, message.data, sizeof other);
+            free(message.data);
+        }
+        if (other[0] != color) continue;
+        num_ranks++;
+        rank += other[1] < key || (other[1] == key && peer < from->rank);
+    }
+    *communicator = NULL;
+    if (color < 0) return NCCL_SUCCESS; /* NCCL_SPLIT_NOCOLOR */
+    int result = new_communicator(communicator, num_ranks, rank,
+                                  hash(hash(from->id, &split, sizeof split), &color, sizeof color));
+    if (!result) ((Communicator *)*communicator)->is_local = from->is_local;
+    return result;
 }
-EXPORT int ncclCommDestroy(void *communicator) { free(communicator); return 0; }
-EXPORT int ncclCommAbort(void *communicator) { free(communicator); return 0; }
-EXPORT int ncclCommFinalize(void *communicator UNUSED) { return 0; }
-EXPORT int ncclCommCount(Communicator *c, int *count) { NEEDS(c, count); *count = c->num_ranks; return 0; }
-EXPORT int ncclCommUserRank(Communicator *c, int *rank) { NEEDS(c, rank); *rank = c->rank; return 0; }
-EXPORT int ncclCommCuDevice(Communicator *c, int *device) { NEEDS(c, device); *device = c->device; return 0; }
-EXPORT int ncclCommGetAsyncError(void *c UNUSED, int *error) { NEEDS(error); *error = 0; return 0; }
-EXPORT int ncclCommRegister(void *c UNUSED, void *buffer UNUSED, size_t bytes UNUSED, void **handle) {
+EXPORT int ncclCommDestroy(void *communicator) { free_communicator(communicator); return NCCL_SUCCESS; }
+EXPORT int ncclCommAbort(void *communicator) { return ncclCommDestroy(communicator); }
+EXPORT int ncclCommFinalize(void *communicator UNUSED) { return NCCL_SUCCESS; }
+EXPORT int ncclCommCount(Communicator *c, int *count) { NEEDS(c, count); *count = c->num_ranks; return NCCL_SUCCESS; }
+EXPORT int ncclCommUserRank(Communicator *c, int *rank) { NEEDS(c, rank); *rank = c->rank; return NCCL_SUCCESS; }
+EXPORT int ncclCommCuDevice(Communicator *c, int *device) {
+    NEEDS(c, device);
+    *device = c->device;
+    return NCCL_SUCCESS;
+}
+EXPORT int ncclCommGetAsyncError(void *c UNUSED, int *error) { NEEDS(error); *error = 0; return NCCL_SUCCESS; }
+static int new_handle(void **handle) {
     NEEDS(handle);
     *handle = allocate(8);
-    return 0;
+    return NCCL_SUCCESS;
 }
-EXPORT int ncclCommDeregister(void *c UNUSED, void *handle) { free(handle); return 0; }
+static int free_handle(void *handle) { free(handle); return NCCL_SUCCESS; }
+EXPORT int ncclCommRegister(void *c UNUSED, void *buffer UNUSED, size_t bytes UNUSED, void **handle) {
+    return new_handle(handle);
+}
+EXPORT int ncclCommDeregister(void *c UNUSED, void *handle) { return free_handle(handle); }
 EXPORT int ncclRedOpCreatePreMulSum(int *op, void *scalar UNUSED, int type UNUSED, int residence UNUSED,
                                     void *c UNUSED) {
     NEEDS(op);
     *op = 6;
-    return 0;
+    return NCCL_SUCCESS;
 }
-EXPORT int ncclRedOpDestroy(int op UNUSED, void *c UNUSED) { return 0; }
-EXPORT int ncclGroupStart(void) { return 0; }
-EXPORT int ncclGroupEnd(void) { return 0; }
+EXPORT int ncclRedOpDestroy(int op UNUSED, void *c UNUSED) { return NCCL_SUCCESS; }
 EXPORT const char *ncclGetErrorString(int error) {
+    if (error == NCCL_REMOTE_ERROR) return "remote process exited or there was a network error";
     return error ? "not supported by foretell's virtual GPU" : "no error";
 }
-EXPORT const char *ncclGetLastError(void *c UNUSED) { return ""; }
+EXPORT const char *ncclGetLastError(void *c UNUSED) { return last_error_text; }
+
+/* ---- arithmetic on values that are known ------------------------------------------------------------------------- */
 
 static const unsigned char TYPE_BYTES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}; /* ncclDataType_t */
+enum Operator { SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE };
 
 static bool is_type(int type) { return type >= 0 && type < (int)sizeof TYPE_BYTES; }
+static bool is_integer(int type) { return type <= 5; }
 
-static void communicates(const char *name, int64_t operation, size_t count, int type, const Communicator *c) {
-    count_launch();
-    log_collective(name, (CollectiveRecord){
-        .operation = operation, .count = (int64_t)count, .data_type = type,
-        .bytes = (int64_t)(count * TYPE_BYTES[type]), .num_ranks = c->num_ranks, .device = current_device});
-}
-
-/* Among one rank every collective is a copy of its own data; what is known stays known. */
-static int collective(const char *name, int64_t operation, const void *from, void *to, size_t count, int type,
-                      const Communicator *c) {
-    NEEDS(c);
-    if (!is_type(type)) return NCCL_INVALID_ARGUMENT;
-    size_t bytes = count * TYPE_BYTES[type];
-    bool was_known = bytes && is_known((uintptr_t)from, bytes);
-    if (from != to) copy_memory(to, from, bytes, DEVICE_TO_DEVICE, name);
-    communicates(name, operation, count, type, c);
-    /* the call itself is a launch */
-    if (was_known && !is_known((uintptr_t)to, bytes)) know((uintptr_t)to, bytes, false);
-    return 0;
-}
-/* They differ in what stands between the type and the communicator: an operator, a root, both or nothing. */
-#define COLLECTIVE(name, operation, ...) \
-    EXPORT int name(const void *from, void *to, size_t count, int type, ##__VA_ARGS__, const Communicator *c) { \
-        return collective(#name, operation, from, to, count, type, c); \
+#define COMBINE(type) { \
+        type *a = into; \
+        const type *b = from; \
+        for (size_t i = 0; i < count; i++) \
+            a[i] = op == PRODUCT ? (type)(a[i] * b[i]) : op == MAXIMUM ? (a[i] > b[i] ? a[i] : b[i]) \
+                 : op == MINIMUM ? (a[i] < b[i] ? a[i] : b[i]) : (type)(a[i] + b[i]); \
+        return true; \
     }
-COLLECTIVE(ncclAllReduce, OPERATION_ALL_REDUCE, int operator UNUSED)
-COLLECTIVE(ncclBroadcast, OPERATION_BROADCAST, int root UNUSED)
-COLLECTIVE(ncclReduce, OPERATION_REDUCE, int operator UNUSED, int root UNUSED)
-COLLECTIVE(ncclReduceScatter, OPERATION_REDUCE_SCATTER, int operator UNUSED)
-COLLECTIVE(ncclAllGather, OPERATION_ALL_GATHER)
-COLLECTIVE(ncclAlltoAll, OPERATION_ALL_TO_ALL)
-COLLECTIVE(ncclGather, OPERATION_GATHER, int root UNUSED)
-EXPORT int ncclBcast(void *buffer, size_t count, int type, int root UNUSED, const Communicator *c) {
-    return collective("ncclBcast", OPERATION_BROADCAST, buffer, buffer, count, type, c);
+/* False: of these types and operators nothing is known afterwards (half precision, those made for one scalar). */
+static bool combine(void *into, const void *from, size_t count, int type, int op) {
+    if (op > AVERAGE) return false;
+    switch (type) {
+        case 0: COMBINE(int8_t)
+        case 1: COMBINE(uint8_t)
+        case 2: COMBINE(int32_t)
+        case 3: COMBINE(uint32_t)
+        case 4: COMBINE(int64_t)
+        case 5: COMBINE(uint64_t)
+        case 7: COMBINE(float)
+        case 8: COMBINE(double)
+        default: return false;
+    }
 }
-EXPORT int ncclSend(const void *from UNUSED, size_t count, int type, int peer UNUSED, const Communicator *c) {
-    NEEDS(c);
-    if (!is_type(type)) return NCCL_INVALID_ARGUMENT;
-    communicates("ncclSend", OPERATION_SEND, count, type, c);
-    return 0;
+
+#define DIVIDE(type) for (size_t i = 0; i < count; i++) ((type *)data)[i] /= (type)by; break
+static void divide(void *data, size_t count, int type, int by) {
+    switch (type) {
+        case 0: DIVIDE(int8_t);
+        case 1: DIVIDE(uint8_t);
+        case 2: DIVIDE(int32_t);
+        case 3: DIVIDE(uint32_t);
+        case 4: DIVIDE(int64_t);
+        case 5: DIVIDE(uint64_t);
+        case 7: DIVIDE(float);
+        default: DIVIDE(double);
+    }
 }
-EXPORT int ncclRecv(void *to, size_t count, int type, int peer UNUSED, const Communicator *c) {
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *name;
+    int operation;
+    const void *from;
+    void *to;
+    size_t count;
+    int type, op, peer;    /* peer: the root, or the other end */
+    Communicator *c;
+    size_t known;          /* of what it contributes: so many bytes from its beginning */
+} Call;
+
+static size_t num_parts(const Call *call, bool is_multiplied) { return is_multiplied ? (size_t)call->c->num_ranks : 1; }
+static size_t part_bytes(const Call *call) { return call->count * TYPE_BYTES[call->type]; }
+static size_t bytes_in(const Call *call) {
+    bool is_many = call->operation == OPERATION_REDUCE_SCATTER || call->operation == OPERATION_ALL_TO_ALL;
+    return part_bytes(call) * num_parts(call, is_many);
+}
+static size_t bytes_out(const Call *call) {
+    bool is_many = call->operation == OPERATION_ALL_GATHER || call->operation == OPERATION_ALL_TO_ALL ||
+        call->operation == OPERATION_GATHER;
+    return part_bytes(call) * num_parts(call, is_many);
+}
+static bool has_result(const Call *call) {
+    bool is_for_one = call->operation == OPERATION_REDUCE || call->operation == OPERATION_GATHER;
+    return call->operation != OPERATION_SEND && (!is_for_one || call->peer == call->c->rank);
+}
+
+/* Both ends decide by what both know, the type and the size. What is received of floating-point numbers must not be
+ * waited for: a rank may ask for it before it sends what its peer needs to answer. */
+static bool is_exchanged(const Call *call) {
+    size_t bytes = bytes_in(call);
+    if (call->c->num_ranks == 1 || !bytes) return false;
+    bool is_small_integer = is_integer(call->type) && bytes <= MAX_EXCHANGED;
+    if (call->operation == OPERATION_SEND || call->operation == OPERATION_RECEIVE) return is_small_integer;
+    return is_small_integer || bytes <= SMALL_COPY;
+}
+
+static void put(void *to, const void *data, size_t bytes, size_t known) {
+    if (known) {
+        make_writable((uintptr_t)to, known);
+        memmove(to, data, known);
+        know_for_a_while((uintptr_t)to, known);
+    }
+    if (known < bytes) forget((uintptr_t)to + known, bytes - known);
+}
+static void put_part(const Call *call, size_t part, const Message *message, size_t offset) {
+    size_t bytes = part_bytes(call), known = message->known > offset ? message->known - offset : 0;
+    put((char *)call->to + part * bytes, message->data + offset, bytes, known < bytes ? known : bytes);
+}
+
+static void put_reduced(const Call *call, const Message *messages) {
+    size_t bytes = part_bytes(call);
+    size_t offset = call->operation == OPERATION_REDUCE_SCATTER ? bytes * (size_t)call->c->rank : 0;
+    char *sum = allocate(bytes);
+    bool is_known = messages[0].known >= offset + bytes;
+    if (is_known) memcpy(sum, messages[0].data + offset, bytes);
+    for (int peer = 1; peer < call->c->num_ranks && is_known; peer++)
+        is_known = messages[peer].known >= offset + bytes &&
+            combine(sum, messages[peer].data + offset, call->count, call->type, call->op);
+    if (is_known && call->op == AVERAGE) divide(sum, call->count, call->type, call->c->num_ranks);
+    put(call->to, sum, bytes, is_known ? bytes : 0);
+    free(sum);
+}
+
+static void put_result(const Call *call, const Message *messages) {
+    switch (call->operation) {
+        case OPERATION_BROADCAST:
+            put_part(call, 0, &messages[call->peer], 0);
+            break;
+        case OPERATION_ALL_GATHER: case OPERATION_GATHER:
+            for (int peer = 0; peer < call->c->num_ranks; peer++) put_part(call, (size_t)peer, &messages[peer], 0);
+            break;
+        case OPERATION_ALL_TO_ALL:
+            for (int peer = 0; peer < call->c->num_ranks; peer++)
+                put_part(call, (size_t)peer, &messages[peer], part_bytes(call) * (size_t)call->c->rank);
+            break;
+        default:
+            put_reduced(call, messages);
+    }
+}
+
+static const char *const OPERATIONS[] = {
+    "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather"};
+static int64_t subject_of(const Call *call) { return call->operation + (int64_t)call->peer * SPLITS * 2; }
+
+/* On a real GPU these ranks would wait for ever, or take each other's data for what it is not. */
+static int disagree(const Call *call, int peer, const Message *message) {
+    char text[256];
+    Identity self = {.rank = call->c->rank}, other = {.rank = peer};
+    identity_of(call->c->id, call->c->rank, &self);
+    identity_of(call->c->id, peer, &other);
+    int64_t its = message->subject % (SPLITS * 2);
+    snprintf(text, sizeof text, "ranks of one group call different collectives: rank %d %s of %zu bytes, rank %d %s of "
+             "%zu bytes", self.rank, OPERATIONS[call->operation], bytes_in(call), other.rank,
+             its < SPLITS ? OPERATIONS[its] : "ncclCommSplit", message->bytes);
+    return failed(NCCL_INVALID_USAGE, text);
+}
+
+/* Everybody tells everybody: one that has nothing to contribute still tells that it has come this far. */
+static int run_collective(const Call *call) {
+    Communicator *c = call->c;
+    if (!is_exchanged(call)) {
+        if (call->to && has_result(call)) forget((uintptr_t)call->to, bytes_out(call));
+        return NCCL_SUCCESS;
+    }
+    size_t bytes = bytes_in(call);
+    bool is_source = call->operation != OPERATION_BROADCAST || call->peer == c->rank || c->is_absent[call->peer];
+    Message own = {TOLD, allocate(bytes), bytes, is_source ? call->known : 0, subject_of(call)};
+    if (own.known) memcpy(own.data, call->from, own.known);
+    tell(c->id, c->rank, EVERYBODY, own.subject, own.data, bytes, own.known);
+    Message *messages = allocate((size_t)c->num_ranks * sizeof *messages);
+    int result = NCCL_SUCCESS;
+    for (int peer = 0; peer < c->num_ranks && !result; peer++) {
+        messages[peer] = peer == c->rank ? own : hear_from(c, peer, call->name);
+        if (messages[peer].answer == ABSENT) messages[peer] = own;
+        if (messages[peer].answer == FAILED) result = failed(NCCL_REMOTE_ERROR, last_trouble());
+        else if (messages[peer].subject != own.subject || messages[peer].bytes != bytes)
+            result = disagree(call, peer, &messages[peer]);
+    }
+    if (!result && has_result(call)) put_result(call, messages);
+    for (int peer = 0; peer < c->num_ranks; peer++)
+        if (messages[peer].data != own.data) free(messages[peer].data);
+    free(messages);
+    free(own.data);
+    return result;
+}
+
+/* A rank that does not run sends what this one, in the same group, sends to itself, or else to that rank. */
+static Message mirrored(const Call *receive, const Call *calls, size_t num_calls) {
+    const Call *like = NULL;
+    for (size_t i = 0; i < num_calls; i++) {
+        const Call *call = &calls[i];
+        bool fits = call->operation == OPERATION_SEND && call->c == receive->c && call->type == receive->type &&
+            part_bytes(call) == part_bytes(receive);
+        if (fits && (call->peer == receive->c->rank || (call->peer == receive->peer && !like))) like = call;
+    }
+    size_t known = like ? like->known : 0;
+    Message message = {TOLD, allocate(known ? known : 1), part_bytes(receive), known, 0};
+    if (known) memcpy(message.data, like->from, known);
+    return message;
+}
+
+static int receive(const Call *call, const Call *calls, size_t num_calls) {
+    Communicator *c = call->c;
+    size_t bytes = part_bytes(call);
+    if (!is_exchanged(call) && call->peer != c->rank) {
+        forget((uintptr_t)call->to, bytes);
+        return NCCL_SUCCESS;
+    }
+    Message message = {.answer = ABSENT};
+    if (call->peer != c->rank && !c->is_absent[call->peer])
+        message = hear(c->id, call->peer, c->rank, &c->received[call->peer], call->name);
+    if (message.answer == FAILED) return failed(NCCL_REMOTE_ERROR, last_trouble());
+    if (message.answer == ABSENT) message = mirrored(call, calls, num_calls);
+    put(call->to, message.data, bytes, message.known < bytes ? message.known : bytes);
+    free(message.data);
+    return NCCL_SUCCESS;
+}
+
+/* As in NCCL, a group is one kernel, and its sends and receives do not wait for each other: all is sent first. */
+static int run_calls(const Call *calls, size_t num_calls) {
+    int result = NCCL_SUCCESS;
+    if (num_calls) count_launch();
+    for (size_t i = 0; i < num_calls; i++) {
+        const Call *call = &calls[i];
+        if (call->operation == OPERATION_SEND && is_exchanged(call) && call->peer != call->c->rank)
+            tell(call->c->id, call->c->rank, call->peer, 0, call->from, part_bytes(call), call->known);
+    }
+    for (size_t i = 0; i < num_calls && !result; i++) {
+        const Call *call = &calls[i];
+        if (call->operation == OPERATION_RECEIVE) result = receive(call, calls, num_calls);
+        else if (call->operation != OPERATION_SEND) result = run_collective(call);
+    }
+    return result;
+}
+
+/* Among GPUs of one process, and for one rank, every collective is a copy of its own data. */
+static void copy_own_data(const Call *call) {
+    if (call->from && call->to && call->from != call->to)
+        copy_memory(call->to, call->from, part_bytes(call), DEVICE_TO_DEVICE, call->name);
+    if (call->operation == OPERATION_RECEIVE) forget((uintptr_t)call->to, part_bytes(call));
+    count_launch();
+    if (call->from && call->to && call->known == part_bytes(call) && !is_known((uintptr_t)call->to, call->known))
+        know((uintptr_t)call->to, call->known, false); /* the call itself is a launch */
+}
+
+static __thread int group_depth;
+static __thread Call *queue;
+static __thread size_t num_queued, queue_room;
+
+EXPORT int ncclGroupStart(void) { group_depth++; return NCCL_SUCCESS; }
+EXPORT int ncclGroupEnd(void) {
+    if (group_depth && --group_depth) return NCCL_SUCCESS;
+    size_t count = num_queued;
+    num_queued = 0;
+    return run_calls(queue, count);
+}
+
+static int call_now_or_later(Call call) {
+    Communicator *c = call.c;
     NEEDS(c);
-    if (!is_type(type)) return NCCL_INVALID_ARGUMENT;
-    forget((uintptr_t)to, count * TYPE_BYTES[type]);
-    communicates("ncclRecv", OPERATION_RECEIVE, count, type, c);
-    return 0;
+    if (!is_type(call.type) || call.peer < 0 || call.peer >= c->num_ranks) return NCCL_INVALID_ARGUMENT;
+    size_t bytes = bytes_in(&call);
+    if (call.from && bytes) { /* asked before the call itself counts as a launch */
+        bool is_known_run;
+        size_t run = known_prefix((uintptr_t)call.from, bytes, &is_known_run);
+        /* the bytes of an object are known, those behind it that make all equally long are not */
+        if (is_known_run && (run == bytes || is_integer(call.type))) call.known = run;
+    }
+    log_collective(call.name, (CollectiveRecord){
+        .operation = call.operation, .count = (int64_t)call.count, .data_type = call.type,
+        .bytes = (int64_t)part_bytes(&call), .num_ranks = c->num_ranks, .device = current_device});
+    if (c->is_local || c->num_ranks == 1) {
+        copy_own_data(&call);
+        return NCCL_SUCCESS;
+    }
+    if (!group_depth) return run_calls(&call, 1);
+    queue = with_room(queue, sizeof *queue, num_queued, &queue_room);
+    queue[num_queued++] = call;
+    return NCCL_SUCCESS;
+}
+
+#define CALL(operation_, from_, to_, ...) call_now_or_later((Call){ \
+    .name = __func__, .operation = operation_, .from = from_, .to = to_, .count = count, .type = type, .c = c, \
+    __VA_ARGS__})
+EXPORT int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, Communicator *c) {
+    return CALL(OPERATION_ALL_REDUCE, from, to, .op = op);
+}
+EXPORT int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Communicator *c) {
+    return CALL(OPERATION_BROADCAST, from, to, .peer = root);
+}
+EXPORT int ncclBcast(void *buffer, size_t count, int type, int root, Communicator *c) {
+    return CALL(OPERATION_BROADCAST, buffer, buffer, .peer = root);
+}
+EXPORT int ncclReduce(const void *from, void *to, size_t count, int type, int op, int root, Communicator *c) {
+    return CALL(OPERATION_REDUCE, from, to, .op = op, .peer = root);
+}
+EXPORT int ncclReduceScatter(const void *from, void *to, size_t count, int type, int op, Communicator *c) {
+    return CALL(OPERATION_REDUCE_SCATTER, from, to, .op = op);
+}
+EXPORT int ncclAllGather(const void *from, void *to, size_t count, int type, Communicator *c) {
+    return CALL(OPERATION_ALL_GATHER, from, to, .op = SUM);
+}
+EXPORT int ncclAlltoAll(const void *from, void *to, size_t count, int type, Communicator *c) {
+    return CALL(OPERATION_ALL_TO_ALL, from, to, .op = SUM);
+}
+EXPORT int ncclGather(const void *from, void *to, size_t count, int type, int root, Communicator *c) {
+    return CALL(OPERATION_GATHER, from, to, .peer = root);
+}
+EXPORT int ncclSend(const void *from, size_t count, int type, int peer, Communicator *c) {
+    return CALL(OPERATION_SEND, from, NULL, .peer = peer);
+}
+EXPORT int ncclRecv(void *to, size_t count, int type, int peer, Communicator *c) {
+    return CALL(OPERATION_RECEIVE, NULL, to, .peer = peer);
 }

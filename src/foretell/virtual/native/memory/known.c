@@ -10,6 +10,7 @@
 
 typedef struct { uintptr_t start, end; uint64_t until; } Known; /* until: the launch number at which it lapses */
 #define CONFIRMED UINT64_MAX
+#define A_WHILE 32 /* launches */
 
 static Known *known; /* disjoint, ascending */
 static size_t num_known, room;
@@ -49,17 +50,25 @@ static void forget_locked(uintptr_t start, uintptr_t end) {
     erase(i, last - i);
 }
 
-void know(uintptr_t address, size_t bytes, bool is_confirmed) {
+static void know_until(uintptr_t address, size_t bytes, uint64_t until) {
     if (!bytes) return;
     lock();
-    set_known_bits_locked(address, bytes, is_confirmed);
+    set_known_bits_locked(address, bytes, until == CONFIRMED);
     forget_locked(address, address + bytes);
     size_t i = first_ending_after(address);
-    uint64_t until = is_confirmed ? CONFIRMED : __atomic_load_n(&launches, __ATOMIC_RELAXED);
     bool extends = i > 0 && known[i - 1].end == address && known[i - 1].until == until;
     if (extends) known[i - 1].end = address + bytes;
     else insert(i, (Known){address, address + bytes, until});
     unlock();
+}
+
+void know(uintptr_t address, size_t bytes, bool is_confirmed) {
+    know_until(address, bytes, is_confirmed ? CONFIRMED : __atomic_load_n(&launches, __ATOMIC_RELAXED));
+}
+
+/* What a library has written is not read before it has been copied or added up in C++, by a few kernels. */
+void know_for_a_while(uintptr_t address, size_t bytes) {
+    know_until(address, bytes, __atomic_load_n(&launches, __ATOMIC_RELAXED) + A_WHILE);
 }
 
 void forget(uintptr_t address, size_t bytes) {
