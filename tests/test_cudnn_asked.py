@@ -55,6 +55,18 @@ FLAGS = """
     layer(x).sum().backward()
     print("DONE")
 """
+PUBLISHED = """
+    import torch
+
+    def drawn(*shape):
+        return torch.randn(shape, device="cuda").type(torch.bfloat16)
+
+    x, w, b = drawn(1, 96, 6, 626, 626), drawn(96, 96, 3, 3, 3), drawn(96)
+    before = torch.cuda.max_memory_allocated()
+    for _ in range(3):
+        y = torch.nn.functional.conv3d(x, w, b)
+    print("PEAKS", before, torch.cuda.max_memory_allocated())
+"""
 TOLD_AND_BUILT = """
     import json, os
     import torch
@@ -167,6 +179,18 @@ def test_a_plan_that_compiles_its_kernel_needs_what_its_configuration_tells(
     sizes = json.loads(line.removeprefix("SIZES "))
     assert all(told == built for told, built in sizes)
     assert any(told > 0 for told, _ in sizes), "no such plan among these: the test would not tell right from wrong"
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="there is no virtual GPU without the CUDA build of torch")
+def test_the_workspace_is_that_of_a_real_card(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    """github.com/pytorch/pytorch/issues/166643, as run on an A100 with cuDNN 9.15: 1.2622 and 1.6773 GiB."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(PUBLISHED))
+    run = warm_runs.run(tmp_path / "script.py", gpu="a100-80gb", trace=tmp_path / "trace")
+    if load(tmp_path / "trace").has_ruled_workspaces:
+        pytest.skip("this cuDNN plans for real cards only")
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("PEAKS ")]
+    before, after = (int(word) / 2**30 for word in line.split()[1:])
+    assert f"{before:.4f} {after:.4f}" == "1.2622 1.6773"
 
 
 def test_without_cudnn_a_rule_stands_in_and_says_what_to_install(warm_runs: WarmRuns, tmp_path: Path) -> None:
