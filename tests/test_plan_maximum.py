@@ -273,14 +273,14 @@ def test_a_key_of_a_configuration_file_is_searched_and_the_file_stays(tmp_path: 
     (tmp_path / "train.py").write_text(SCRIPT.replace("tomllib", "tomli") if sys.version_info < (3, 11) else SCRIPT)
     config = "[data]\nbatch_size = 64 # small\n"
     (tmp_path / "train.toml").write_text(config)
-    words = ("--gpu", "2GiB,sm89", "--multiple-of", "1024", "--json", "-", "train.py")
+    words = ("--gpu", "2GiB,sm89", "--multiple-of", "65536", "--json", "-", "train.py")
     done = command(tmp_path, "max-batch", "--config-key", "train.toml:data.batch_size", *words)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["batch_size"] % 1024 == 0
+    assert result["batch_size"] % 65536 == 0
     verdicts = {each["value"]: each["verdict"] for each in result["evaluations"]}
     assert verdicts[result["batch_size"]] == "fits"
-    assert verdicts[result["batch_size"] + 1024] == "does not fit"
+    assert verdicts[result["batch_size"] + 65536] == "does not fit"
     assert result["estimate"]["verdict"] == "fits"
     assert not result["estimate"]["redirected_writes"]
     assert (tmp_path / "train.toml").read_text() == config
@@ -288,7 +288,7 @@ def test_a_key_of_a_configuration_file_is_searched_and_the_file_stays(tmp_path: 
 
 def test_the_loader_that_feeds_the_training_is_changed_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOADERS)
-    words = ("--gpu", "1GiB,sm89", "--multiple-of", "512", "--json", "-", "train.py")
+    words = ("--gpu", "1GiB,sm89", "--multiple-of", "4096", "--json", "-", "train.py")
     done = command(tmp_path, "max-batch", "--dataloader", *words)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
