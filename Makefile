@@ -109,8 +109,8 @@ accuracy-cpu: ## do the same with the CPU engine: docs/accuracy-cpu.md
 bounds: environment native ## compare the largest batch sizes with those that ran and failed on a real card: docs/max-batch.md
 	$(PYTHON) -m benchmarks.bounds --ground-truth $(GROUND_TRUTH) --markdown docs/max-batch.md $(ARGS)
 
-sharing-calibration: environment ## fit the slowdown of jobs that share a card on measured pairs: src/foretell/rules/sharing.py
-	$(PYTHON) -m benchmarks.sharing --ground-truth $(GROUND_TRUTH)
+sharing-calibration: environment native ## fit the slowdown of jobs that share a card on measured pairs: src/foretell/rules/sharing.py
+	$(PYTHON) -m benchmarks.sharing --ground-truth $(GROUND_TRUTH) $(ARGS)
 
 engines: environment native ## compare the CPU engine with the virtual GPU on the zoo and the examples: docs/engines.md
 	$(PYTHON) -m benchmarks.engines --markdown docs/engines.md $(ARGS)
