@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from conftest import ForetellRun
+from foretell import gpus
 from foretell import trace as traces
 from foretell.analysis.verdict import estimate_of
 from foretell.records import Estimate
 from foretell.report.ranks import ranges
+from foretell.rules.nccl import nccl_bytes
 from warm_runs import WarmRuns
 
 SCRIPTS = Path(__file__).parent / "ranks"
@@ -57,6 +59,8 @@ def test_the_rank_that_needs_the_most_is_the_result(runs: WarmRuns, tmp_path: Pa
     assert (first["stands_for"], second["stands_for"]) == ([0], [1])
     assert second["peak"]["allocated_bytes"] - first["peak"]["allocated_bytes"] == 100 << 20
     assert found["peak"]["allocated_bytes"] == second["peak"]["allocated_bytes"]
+    buffers = nccl_bytes(gpus.find("h100-sxm")).pair_bytes
+    assert all(each["peak"]["library_bytes"] >= buffers for each in (first, second))
     again = estimate_of(traces.load(file))
     assert [each.peak.reserved_bytes for each in again.ranks] == [
         each["peak"]["reserved_bytes"] for each in (first, second)

@@ -70,6 +70,7 @@ def _estimate_of_one(trace: Trace, *, attributes: bool) -> Estimate:
         reserved_bytes=counters.peak_reserved_bytes,
         convolution_bytes=max(map(sum, zip(*sizes, strict=True)), default=0),
         has_workspaces=any(convolutions.workspace_bytes),
+        connection_bytes=_connection_bytes(trace),
     )
     reserved = counters.peak_reserved_bytes
     waiting = most_waiting_bytes(trace.memory, device=counters.device)
@@ -145,6 +146,14 @@ def bytes_not_of_pytorch(trace: Trace, counters: DeviceMemory) -> int:
     """Allocated from the driver outside PyTorch's allocator: cudaMalloc in an extension, NCCL, cuDNN."""
     in_use = (used for used, d in zip(trace.driver.in_use, trace.driver.device, strict=True) if d == counters.device)
     return max(0, max(in_use, default=0) - counters.peak_reserved_bytes)
+
+
+def _connection_bytes(trace: Trace) -> int:
+    """NCCL's buffers (native/libraries/nccl.c); those that were freed as well."""
+    driver = trace.driver
+    numbers = {number for number, name in enumerate(trace.names) if name == "NCCL buffers"}
+    rows = zip(driver.name, driver.size, driver.is_free, strict=True)
+    return sum(size for name, size, is_free in rows if name in numbers and not is_free)
 
 
 def _followed(trace: Trace, device: int) -> History | ReplayError:

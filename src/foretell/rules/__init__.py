@@ -44,10 +44,11 @@ def overhead(
     reserved_bytes: int,
     convolution_bytes: int,
     has_workspaces: bool,
+    connection_bytes: int = 0,
 ) -> Overhead:
     """`functions`: the functions of NVIDIA's libraries the job called; `other_bytes`: taken from the driver, but not by
     PyTorch; `convolution_bytes`: x, y and w of the largest convolution, 0 without any; `has_workspaces`: whether a
-    convolution used a workspace."""
+    convolution used a workspace; `connection_bytes`: of `other_bytes`, NCCL's buffers, which depend on the topology."""
     used, loaded = loaded_libraries(libraries, functions)
     spreads = PLAIN if not convolution_bytes else CONVOLUTIONS if has_workspaces else WITHOUT_WORKSPACES
     below, above, far_above = (
@@ -59,9 +60,9 @@ def overhead(
         context_bytes=context_bytes,
         library_bytes=beside,
         library_names=used,
-        low_bytes=context_low + beside - below,
-        high_bytes=context_high + beside + above,
-        request_bytes=context_high + beside + far_above,
+        low_bytes=context_low + beside - below - connection_bytes // 2,
+        high_bytes=context_high + beside + above + connection_bytes,
+        request_bytes=context_high + beside + far_above + connection_bytes,
     )
 
 

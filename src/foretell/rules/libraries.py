@@ -6,8 +6,7 @@ Fitted to measured runs with CUDA 12 and cuDNN 9.1 (docs/accuracy.md), with as f
   254 MiB for convolutions and 38 more for batch normalization;
 - on the others (RTX 3060 and 4060) both together use 18 MiB.
 
-For NCCL there is one number (nccl#964: 0.53 GiB for a communicator of two ranks on A100); a single rank, the only case
-supported today, uses far less, and its constant is a guess.
+For NCCL there is one number, a guess: its code and what it takes before it connects to other ranks (see nccl.py).
 """
 
 from __future__ import annotations

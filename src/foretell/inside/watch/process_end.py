@@ -114,6 +114,11 @@ class ProcessEnd:
         )
 
 
+def _is_of_nccl(message: str) -> bool:
+    """NCCL found no memory for its buffers."""
+    return "NCCL" in message and "Failed to CUDA malloc: out of memory" in message
+
+
 def describe(error: BaseException, traceback: TracebackType | None) -> dict[str, Any]:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -121,5 +126,5 @@ def describe(error: BaseException, traceback: TracebackType | None) -> dict[str,
         "type": name,
         "message": str(error),
         "where": where_raised(traceback),
-        "is_oom": kind.__name__ == "OutOfMemoryError",
+        "is_oom": kind.__name__ == "OutOfMemoryError" or _is_of_nccl(str(error)),
     }

@@ -17,8 +17,12 @@ typedef struct {
     bool *is_absent;       /* by rank, as all below */
     Place *heard;          /* what each has told everybody */
     Place *received;       /* what each has sent to this one */
+    bool has_ring, *sends_to, *receives_from; /* connected so far */
+    void **buffers;        /* on the card */
+    size_t num_buffers, buffer_room;
 } Communicator;
 #define NCCL_SUCCESS 0
+#define NCCL_CUDA_ERROR 1
 #define NCCL_SYSTEM_ERROR 2
 #define NCCL_INVALID_ARGUMENT 4
 #define NCCL_INVALID_USAGE 5
@@ -42,11 +46,49 @@ static uint64_t hash_of(const UniqueId *id) { return hash(14695981039346656037u,
 
 /* ---- communicators ----------------------------------------------------------------------------------------------- */
 
+EXPORT int ncclGetVersion(int *version);
+
+/* How much each connection takes is worked out in rules/nccl.py. Since 2.22 they are made when they are first used. */
+static const char BUFFERS[] = "NCCL buffers";
+
+static int connect(Communicator *c, int64_t bytes) {
+    if (bytes <= 0) return NCCL_SUCCESS;
+    void *buffer;
+    if (device_malloc(&buffer, (size_t)bytes, BUFFERS))
+        return failed(NCCL_CUDA_ERROR, "Failed to CUDA malloc: out of memory");
+    c->buffers = with_room(c->buffers, sizeof *c->buffers, c->num_buffers, &c->buffer_room);
+    c->buffers[c->num_buffers++] = buffer;
+    return NCCL_SUCCESS;
+}
+
+static int connect_ring(Communicator *c) {
+    if (c->has_ring) return NCCL_SUCCESS;
+    c->has_ring = true;
+    return connect(c, c->num_ranks == 2 ? card()->nccl_pair : card()->nccl_ring);
+}
+
+static int connect_peer(Communicator *c, bool *is_connected, int64_t bytes) {
+    if (*is_connected) return NCCL_SUCCESS;
+    *is_connected = true;
+    bool is_first = !c->has_ring && !c->num_buffers;
+    int result = is_first ? connect(c, card()->nccl_shared) : NCCL_SUCCESS;
+    return result ? result : connect(c, bytes);
+}
+
+static bool connects_lazily(void) {
+    int version;
+    return ncclGetVersion(&version) == NCCL_SUCCESS && version >= 22200;
+}
+
 static void free_communicator(Communicator *c) {
     if (!c) return;
     free(c->is_absent);
     free(c->heard);
     free(c->received);
+    free(c->sends_to);
+    free(c->receives_from);
+    for (size_t i = 0; i < c->num_buffers; i++) device_free(c->buffers[i], BUFFERS);
+    free(c->buffers);
     free(c);
 }
 
@@ -60,12 +102,14 @@ static int new_communicator(void **communicator, int num_ranks, int rank, uint64
     c->is_absent = allocate(n * sizeof *c->is_absent);
     c->heard = allocate(n * sizeof *c->heard);
     c->received = allocate(n * sizeof *c->received);
+    c->sends_to = allocate(n * sizeof *c->sends_to);
+    c->receives_from = allocate(n * sizeof *c->receives_from);
     if (num_ranks > 1) {
         if (!can_exchange()) memset(c->is_absent, 1, n);
         introduce(id, rank);
     }
     *communicator = c;
-    return NCCL_SUCCESS;
+    return num_ranks > 1 && !connects_lazily() ? connect_ring(c) : NCCL_SUCCESS;
 }
 
 EXPORT int ncclGetVersion(int *version) {
@@ -383,10 +427,22 @@ static int receive(const Call *call, const Call *calls, size_t num_calls) {
     return NCCL_SUCCESS;
 }
 
+static int connect_for(const Call *call) {
+    Communicator *c = call->c;
+    bool is_own = call->peer == c->rank;
+    if (call->operation == OPERATION_SEND)
+        return is_own ? NCCL_SUCCESS : connect_peer(c, &c->sends_to[call->peer], card()->nccl_send);
+    if (call->operation == OPERATION_RECEIVE)
+        return is_own ? NCCL_SUCCESS : connect_peer(c, &c->receives_from[call->peer], card()->nccl_receive);
+    return connect_ring(c);
+}
+
 /* As in NCCL, a group is one kernel, and its sends and receives do not wait for each other: all is sent first. */
 static int run_calls(const Call *calls, size_t num_calls) {
     int result = NCCL_SUCCESS;
     if (num_calls) count_launch();
+    for (size_t i = 0; i < num_calls && !result; i++) result = connect_for(&calls[i]);
+    if (result) return result;
     for (size_t i = 0; i < num_calls; i++) {
         const Call *call = &calls[i];
         if (call->operation == OPERATION_SEND && is_exchanged(call) && call->peer != call->c->rank)
