@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from conftest import no_kernel_isolation
+from conftest import ROOT, no_kernel_isolation
 from foretell import gpus, namespaces
 from foretell.errors import UnsupportedError
 from foretell.jobs import CaptureOptions, CaptureResult, Job, changes
-from foretell.runs import contained, launch
+from foretell.runs import contained, find_torch, launch
 from foretell.runs.environment import private_cache
 
 from .conftest import HERE, state_of
@@ -115,6 +115,54 @@ def test_an_ordinary_user_may_write_where_the_folder_belongs_to_another_group(
     assert answers(lines, *as_user)["exit_status"] == 0, lines
     assert {"yours", "new"} <= set(lines)
     assert state_of(folder / "work") == before
+
+
+def readable_by_others(paths: list[Path], hold: Path) -> list[str]:
+    """Words that run a program where other users may enter the folders above these paths, which then have nothing
+    else in them: an environment may be in /root."""
+    closed = [[each for each in path.parents if not each.stat().st_mode & 0o001] for path in paths]
+    commands = []
+    for number, folder in enumerate({folders[-1]: None for folders in closed if folders}):
+        held = hold / str(number)
+        held.mkdir()
+        commands += [f"mount --bind {folder} {held}", f"mount -t tmpfs -o mode=755 t {folder}"]
+        for path in paths:
+            if folder in path.parents:
+                commands += [f"mkdir -p {path}", f"mount --bind {held / path.relative_to(folder)} {path}"]
+        commands.append(f"umount {held}")
+    return in_mounts("; ".join(commands) or "true")
+
+
+TRAIN = """
+import torch
+open("mine", "w").write("yours")
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(4):
+    model(torch.ones(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+torch.save(model.state_dict(), "old/model.pt")
+"""
+
+
+def test_an_ordinary_user_trains_and_nothing_is_changed(folder: Path, as_user: list[str]) -> None:
+    torch = find_torch(sys.executable)
+    if torch is None or torch.cuda is None:
+        pytest.skip("torch is not installed, or has no CUDA")
+    (folder / "work" / "train.py").write_text(TRAIN)
+    (folder / "hold").mkdir()
+    before = state_of(folder / "work")
+    environment = [ROOT, Path(sys.base_prefix), torch.folder.parents[3]]
+    words = [*readable_by_others(environment, folder / "hold"), *as_user, "env", f"HOME={folder / 'work'}"]
+    words += [sys.executable, "-m", "foretell", "run", "--steps", "all", "--json", "-", "train.py"]
+    done = subprocess.run(words, cwd=folder / "work", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    if result["isolation"]["mode"] != "kernel":
+        no_kernel_isolation(result["isolation"]["reason"], *as_user)
+    assert result["peak"]["reserved_bytes"] > 0
+    assert {f"{folder}/work/mine", f"{folder}/work/old/model.pt"} <= set(result["redirected_writes"])
+    assert {name: state for name, state in state_of(folder / "work").items() if ".cache" not in name} == before
 
 
 FORBIDDEN = (
