@@ -9,9 +9,11 @@ import pytest
 
 from foretell import gpus
 from foretell import trace as traces
+from foretell.analysis.verdict import estimate_of
+from foretell.analysis.what_if import what_if
 from foretell.errors import UsageError
 from foretell.jobs import CaptureOptions
-from foretell.time import performance_of, work_of
+from foretell.time import chrome_trace, performance_of, work_of
 from foretell.time.linking import Callers
 from foretell.time.model import combine, constants, misses, seconds, tile_waste
 from foretell.time.occupancy import sm_active, sm_occupancy
@@ -302,6 +304,16 @@ def test_a_training_script_has_a_time_and_the_same_memory_as_without(runs: WarmR
     forward = next(item for item in found.items if item.kernel_class == "conv")
     assert forward.flops == 2.0 * 16 * 32 * 30 * 30 * 27
     assert forward.product == Product(m=16 * 30 * 30, n=32, k=27, batch=1)
+
+
+    on_other_card = estimate_of(what_if(traces.load(tmp_path / "train.trace"), gpu=gpus.find("t4")).trace).performance
+    assert on_other_card is not None
+    assert on_other_card.time.gpu_busy_ms > time["gpu_busy_ms"]
+
+    events = json.loads(chrome_trace(traces.load(tmp_path / "train.trace"), A100))["traceEvents"]
+    slices = [each for each in events if each["ph"] == "X"]
+    assert {"forward", "backward", "optimizer", "convolution"} <= {each["name"] for each in slices}
+    assert all(each["ts"] >= 0 and each["dur"] >= 0 for each in slices)
 
 
 def test_a_script_that_only_calls_a_model_has_the_time_of_a_pass(runs: WarmRuns, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def counters(capture: Run) -> list[dict[str, Any]]:
     script = f"SCRIPTS = {scripts!r}\n{dedent(ALL_IN_TURN)}"
     # Cold: without the hooks nothing of foretell is in the process, with them they are there before torch.
     plain = capture(script, hooks=False, cold=True).check()
-    hooked = capture(script, steps="all", cold=True).check()
+    hooked = capture(script, steps="all", time=True, cold=True).check()
     assert hooked.lines("cuda")
     lines = [[line for line in run.said if line.startswith("COUNTERS ")] for run in (plain, hooked)]
     return [dict(json.loads(line.removeprefix("COUNTERS ")) for line in each) for each in lines]

@@ -41,12 +41,24 @@ def _snapshot(trace: Trace, estimate: Estimate) -> bytes:
     return snapshot.render(trace, estimate.attribution)
 
 
+def _timeline(trace: Trace, estimate: Estimate) -> str:
+    from foretell.time import chrome_trace, why_unknown
+
+    why = why_unknown(trace) if trace.is_time_asked else "the run was recorded without --time"
+    if estimate.performance is None:
+        raise UnsupportedError(f"cannot write the timeline: {why or 'the job does not fit'}.")
+    return chrome_trace(trace, estimate.gpu, host_factor=trace.host_factor)
+
+
 REPORTS = (
     ReportFile(
         "--report", "FILE.html", "write a self-contained HTML page that shows what holds the memory, and when", _page
     ),
     ReportFile(
         "--snapshot", "FILE.pickle", "write a PyTorch memory snapshot, for https://pytorch.org/memory_viz", _snapshot
+    ),
+    ReportFile(
+        "--timeline", "FILE.json", "write the kernels of one step as a Chrome trace, for Perfetto (--time)", _timeline
     ),
 )
 """The reports of `foretell run`, `report` and `what-if`: a new one is a row here."""

@@ -130,7 +130,7 @@ def job_of(options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_sho
         execute=options.execute,
         timeout_seconds=options.timeout,
         verbose=options.verbose,
-        time=options.time or options.host_factor is not None,
+        time=options.time or options.host_factor is not None or getattr(options, "timeline", None) is not None,
         host_factor=options.host_factor,
         stdout="file" if not is_output_shown else "stderr" if is_stdout_taken(options) else "inherit",
     )

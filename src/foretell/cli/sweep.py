@@ -11,6 +11,7 @@ from foretell.cli.files import check_targets, write
 from foretell.cli.jobs import add_job, job_of
 from foretell.cli.knobs import add_workers, prepare, workers_of
 from foretell.cli.terminal import ignore_broken_pipe, say
+from foretell.cli.time import add_time
 from foretell.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     knobs.add_argument("--precision", metavar="A,B,...", help="of script (as it is), bfloat16, float16")
     add_workers(add_job(parser))
+    add_time(parser)
     result = parser.add_argument_group("output")
     result.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     result.add_argument("--csv", metavar="FILE", help="write the result as CSV; - for standard output")

@@ -128,6 +128,7 @@ def _show(options: argparse.Namespace, estimate: Estimate, found: WhatIf) -> Non
 
 def _outcome(estimate: Estimate, found: WhatIf) -> str:
     from foretell.report.batches import order_words
+    from foretell.report.performance import sentence
     from foretell.units import format_bytes
 
     name, capacity = estimate.gpu.name, format_bytes(found.capacity.reservable_bytes)
@@ -143,6 +144,8 @@ def _outcome(estimate: Estimate, found: WhatIf) -> str:
     if found.num_retries:
         times = "once" if found.num_retries == 1 else f"{found.num_retries} times"
         lines.append(f"  the cache had to be emptied {times}, which costs time")
+    if estimate.performance is not None:
+        lines.append(f"  {sentence(estimate.performance)}")
     if estimate.orders is not None:
         lines.append(f"  {order_words(estimate.orders)}")
         num_left = estimate.orders.num_steps - estimate.orders.num_steps_moved

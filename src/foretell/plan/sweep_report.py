@@ -23,8 +23,9 @@ from foretell.plain import to_plain
 from foretell.plan.knobs import Knob
 from foretell.plan.maximum_report import COLORS, key_of
 from foretell.plan.sweep import Point, Sweep
-from foretell.records import Gpu
+from foretell.records import Gpu, Performance
 from foretell.report import json as json_report
+from foretell.report.performance import duration
 from foretell.report.static_page import document as page_of
 from foretell.report.static_page import plotly_objects, scrolling_table
 from foretell.units import GIB, format_bytes
@@ -67,19 +68,33 @@ def render(found: Sweep, console: Console) -> None:
     num_fitting = sum(point.verdict == "fits" for point in found.points)
     head = Text(f"{num_fitting} of {len(found.points)} fit on {gpu.device_name} ({gpu.name}), which has {free}:")
     console.print(Padding(head, (1, 2, 1, 2)))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", show_edge=False)
+    is_timed = any(_performance(point) for point in found.points)
+    table = Table(box=None, padding=(0, 2 - is_timed, 0, 0), header_style="bright_black", show_edge=False)
     for knob in found.knobs:
         table.add_column(knob.name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for heading in ("device", "request", "spare"):
+    for heading in ("device", "request", "spare", *(("step", "samples/s", "busy") if is_timed else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for point in found.points:
         sizes = (point.device_bytes, point.request_bytes, _spare(found, point))
         cells = ["" if size is None else format_bytes(size) for size in sizes]
-        table.add_row(*point.values, Text(point.verdict, style=COLORS[point.verdict]), *cells)
+        table.add_row(*point.values, Text(point.verdict, style=COLORS[point.verdict]), *cells, *_time_cells(point))
     console.print(Padding(table, (0, 2, 0, 2)))
     for note in notes_of(found):
         console.print(Padding(Text(f"! {note}", style="yellow"), (0, 2, 0, 2)))
+
+
+def _performance(point: Point) -> Performance | None:
+    """If times were asked for (--time) and it fits."""
+    return point.estimate.performance if point.estimate is not None and point.verdict == "fits" else None
+
+
+def _time_cells(point: Point) -> list[str]:
+    found = _performance(point)
+    if found is None:
+        return []
+    rate = found.time.samples_per_second
+    return [duration(found.time.step_ms), "" if rate is None else f"{rate:,.0f}", f"{found.activity.gpu:.0%}"]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

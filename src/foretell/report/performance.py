@@ -16,12 +16,13 @@ _MOST_KERNELS = 5
 _MOST_MODULES = 5
 _WORDS = {
     "gemm": "matrix products", "bmm": "batched matrix products", "conv": "convolutions",
-    "grouped_conv": "grouped convolutions", "grouped_conv_backward": "grouped convolutions, backward",
-    "depthwise": "depthwise convolutions", "depthwise_backward": "depthwise convolutions, backward",
-    "elementwise": "elementwise operators", "strided": "copies of strided tensors", "reduction": "reductions",
-    "softmax": "softmax", "norm": "layer and group norms", "batch_norm": "batch norms", "pool": "pooling",
-    "indexing": "indexing", "foreach": "optimizer kernels", "attention": "attention", "recurrent": "recurrent nets",
-    "other": "other kernels",
+    "conv_backward": "convolutions, backward", "grouped_conv": "grouped convolutions",
+    "grouped_conv_backward": "grouped convolutions, backward", "depthwise": "depthwise convolutions",
+    "depthwise_backward": "depthwise convolutions, backward", "elementwise": "elementwise operators",
+    "strided": "copies of strided tensors", "reduction": "reductions", "softmax": "softmax",
+    "norm": "layer and group norms", "batch_norm": "batch norms", "batch_norm_inference": "batch norms",
+    "pool": "pooling", "indexing": "indexing", "foreach": "optimizer kernels", "attention": "attention",
+    "recurrent": "recurrent nets", "other": "other kernels",
 }  # fmt: skip
 _BOUND = {
     "gpu": "bound by the GPU", "host": "bound by the host", "loader": "bound by the data loader",

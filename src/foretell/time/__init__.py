@@ -1,6 +1,7 @@
 """How long a step takes on a card, and how busy it keeps it: from the work in a trace, by a model and a simulation."""
 
-from foretell.time.performance import performance, performance_of, why_unknown
+from foretell.time.chrome import chrome_trace
+from foretell.time.performance import performance, performance_of, plain_milliseconds, why_unknown
 from foretell.time.work import Work, work_of
 
-__all__ = ["Work", "performance", "performance_of", "why_unknown", "work_of"]
+__all__ = ["Work", "chrome_trace", "performance", "performance_of", "plain_milliseconds", "why_unknown", "work_of"]

@@ -25,6 +25,12 @@ else:
     import tomli as tomllib
 
 TILE = 128
+L2_REACH = 1.5
+"""Of the size of L2. The one constant that was chosen with the RTX 4090 in view, on which models that are bound by
+bandwidth took 0.8 of what they would without L2."""
+THREADS_TO_FILL_AN_SM = 512
+"""So many that load 16 bytes at a time keep the memory busy: latency times bandwidth, for one SM."""
+LEAST_SHARE = 0.01
 PCIE_BYTES_PER_SECOND = {True: 20e9, False: 6e9}
 """Copies from pinned memory and from plain memory: what PCIe 4 x16, and the driver's staging buffer, usually reach."""
 
@@ -72,7 +78,9 @@ def demand(item: Item, gpu: Gpu) -> Demand:
     rate = sustained_flops(gpu, item.unit if item.flops else "fp32")
     waste = tile_waste(item.product, gpu.num_sms, is_tensor=item.unit in ("tensor", "tf32")) if item.product else 1.0
     moved = item.bytes * misses(item.bytes, gpu.l2_bytes)
-    return Demand(item.flops * waste / rate, moved / gpu.bandwidth_bytes_per_second, item.launches)
+    return Demand(
+        item.flops * waste / rate, moved / gpu.bandwidth_bytes_per_second / few_threads(item, gpu), item.launches
+    )
 
 
 def seconds(item: Item, gpu: Gpu, constants: Constants) -> float:
@@ -90,10 +98,16 @@ def combine(computing: float, moving: float) -> float:
 
 
 def misses(num_bytes: float, l2_bytes: int) -> float:
-    """The part of the bytes that reaches DRAM: data that fits into half of L2 is mostly still there from the kernel
-    before, which wrote it; the chip then moves it at about twice the bandwidth."""
-    fits = 1.0 / (1.0 + (num_bytes / max(1.0, 0.5 * l2_bytes)) ** 2)
-    return 1.0 - 0.5 * fits
+    """The part of the bytes that reaches DRAM. Half of them are read, and the kernel before has just written those:
+    what L2 holds of them is not read again."""
+    return 1.0 - 0.5 / (1.0 + num_bytes / max(1.0, 2.0 * L2_REACH * l2_bytes))
+
+
+def few_threads(item: Item, gpu: Gpu) -> float:
+    """The share of the bandwidth that a small grid can ask for: each thread has only so much under way."""
+    if not item.blocks or item.launches > 1:
+        return 1.0
+    return min(1.0, max(LEAST_SHARE, item.blocks * item.threads / (gpu.num_sms * THREADS_TO_FILL_AN_SM)))
 
 
 def tile_waste(product: Product, num_sms: int, *, is_tensor: bool) -> float:

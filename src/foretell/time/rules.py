@@ -206,8 +206,9 @@ def _batch_norm(call: Call) -> Load:
     """Statistics and normalisation each read the input; without training it is read once."""
     first = call.on_gpu[0]
     is_training = call.flags[0] if call.flags else True
-    kernel_class = "batch_norm_nhwc" if first.layout == "channels_last" else "batch_norm"
-    return Load(kernel_class, (3 if is_training else 2) * first.bytes)
+    if not is_training:
+        return Load("batch_norm_inference", 2 * first.bytes)
+    return Load("batch_norm_nhwc" if first.layout == "channels_last" else "batch_norm", 3 * first.bytes)
 
 
 def _batch_norm_backward(call: Call) -> Load:
@@ -316,11 +317,11 @@ _RULES: dict[str, Callable[[Call], Load]] = {
     "sort": _times_largest("reduction", 12), "embedding_dense_backward": _embedding_backward,
     "native_dropout": lambda call: Load("elementwise", 2 * _largest_bytes(call) + call.on_gpu[0].elements),
     "roll": _times_largest("strided", 2), "flip": _times_largest("strided", 2), "constant_pad_nd":
-    _times_largest("strided", 2), "im2col": _times_largest("strided", 10), "col2im": _times_largest("strided", 2),
+    _times_largest("strided", 2), "im2col": _times_largest("strided", 3), "col2im": _times_largest("strided", 2),
     "reflection_pad2d": _times_largest("strided", 2), "pixel_shuffle": _times_largest("strided", 2),
-    "upsample_bilinear2d": _times_largest("pool", 5), "upsample_nearest2d": _times_largest("pool", 5),
-    "upsample_bicubic2d": _times_largest("pool", 5), "upsample_bilinear2d_backward": _times_largest("pool", 5),
-    "upsample_nearest2d_backward": _times_largest("pool", 1.25), "slice_backward": _times_largest("elementwise", 2),
+    "upsample_bilinear2d": _times_largest("upsample", 5), "upsample_nearest2d": _times_largest("upsample", 5),
+    "upsample_bicubic2d": _times_largest("upsample", 5), "upsample_bilinear2d_backward": _times_largest("upsample", 5),
+    "upsample_nearest2d_backward": _times_largest("upsample", 1.25), "slice_backward": _times_largest("elementwise", 2),
     "_conv_depthwise2d": _depthwise, "conv_depthwise3d": _depthwise, "convolution_backward": _depthwise_backward,
     "_flash_attention_forward": _attention(1.0, is_inner=True),
     "_efficient_attention_forward": _attention(1.0, is_inner=True),
