@@ -15,7 +15,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/* $(VIRTUAL)/native/*/*)
 CODE := src tests examples benchmarks scripts/environment scripts/browser scripts/columns setup.py
 
-.PHONY: help demo environment native browser ray ci-tools train-tools emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu bounds sharing-calibration engines test-cpu native-test wheel clean
+.PHONY: help demo environment native browser ray ci-tools train-tools emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu bounds time-calibration time-accuracy sharing-calibration engines test-cpu native-test wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -98,13 +98,22 @@ real-scripts: native ## run training scripts people really run, and write docs/r
 GROUND_TRUTH ?= ../shared/ground_truth
 accuracy: ## compare estimates with measured runs (GROUND_TRUTH), with the versions of the measurements: docs/accuracy.md
 	$(MAKE) environment native STACK=$(OLDEST)
-	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --rows kept --sample 120 --markdown docs/accuracy.md $(ARGS)
+	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --rows kept --sample 120 \
+	  --sets transformer,cnn_rtx,mlp_plain_a100,mlp_a100,cnn_a100,transformer_a100,timm_a100,real_models_a100 \
+	  --markdown docs/accuracy.md $(ARGS)
 
 accuracy-cpu: ## do the same with the CPU engine: docs/accuracy-cpu.md
 	$(MAKE) environment native STACK=$(OLDEST)
 	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --engine cpu --rows kept --sample 120 \
 	  --sets transformer,cnn_rtx,transformer_a100,mlp_a100,cnn_a100 \
 	  --markdown docs/accuracy-cpu.md $(ARGS)
+
+time-calibration: environment native ## fit the constants of step times to measured ones (GROUND_TRUTH), judged by families
+	$(PYTHON) -m benchmarks.time_calibration --ground-truth $(GROUND_TRUTH) --write $(ARGS)
+
+time-accuracy: environment native ## compare step times and utilization with measured ones (GROUND_TRUTH): docs/time.md
+	build/$(STACK)/bin/foretell evaluate $(GROUND_TRUTH) --sample 60 --markdown docs/time.md \
+	  --sets time_timm_train_3090,time_timm_infer,time_transformer_fp32,mlp_a100,mlp_plain_a100,cnn_a100 $(ARGS)
 
 bounds: environment native ## compare the largest batch sizes with those that ran and failed on a real card: docs/max-batch.md
 	$(PYTHON) -m benchmarks.bounds --ground-truth $(GROUND_TRUTH) --markdown docs/max-batch.md $(ARGS)

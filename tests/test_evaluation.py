@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from foretell.errors import UsageError
-from foretell.evaluation import cases, metrics, statistics, tables
+from foretell.evaluation import cases, metrics, statistics, tables, times
 from foretell.evaluation.records import Answer, Case, OtherEstimate
 from foretell.units import GIB, MIB
 
@@ -240,3 +241,51 @@ def test_plain_nets_on_an_a100_are_estimated_to_the_mebibyte(tmp_path: Path) -> 
     assert ours["median_error"] <= (0.002 if was_measured_with_it else 0.01)
     assert ours["p90_error"] <= 0.03
     assert ours["interval_coverage"] == 1.0
+
+
+# --- step times and utilization ---------------------------------------------------------------------------------------
+
+TRAIN_COLUMNS = (
+    "model,family,gpu,torch,cuda,precision,layout,batch_size,image_size,samples_per_second,step_ms,parameters_m"
+)
+
+
+def test_a_row_with_a_step_time_is_a_case_without_memory(tmp_path: Path) -> None:
+    row = "resnet50.a1_in1k,resnet,rtx-3090,1.12,11.3,amp,nhwc,256,224,2000.0,128.0,25.6"
+    (case,) = cases.read(write(tmp_path, "time_timm_train_3090", TRAIN_COLUMNS, row))
+    assert case.measured == {"step_ms": 128.0}
+    assert not case.has_memory
+    assert case.arguments[:2] == ("--model", "resnet50")
+    assert case.arguments[-1] == "--unfused-attention"
+    assert metrics.judge([case], {case.key: an_answer(case, GIB)}) == []
+
+
+def test_compiled_models_and_unknown_cards_are_no_cases(tmp_path: Path) -> None:
+    columns = "model,family,gpu,torch,cuda,precision,layout,compiled,batch_size,image_size,samples_per_second,step_ms"
+    rows = [f"resnet50,resnet,{gpu},2.4,12.4,amp,nchw,{is_compiled},256,224,2000.0,128.0"
+            for gpu, is_compiled in (("rtx-4090", True), ("no-such-card", False), ("rtx-4090", False))]  # fmt: skip
+    (case,) = cases.read(write(tmp_path, "time_timm_infer", columns, *rows))
+    assert case.key == "time_timm_infer/4"
+
+
+def test_figures_of_times_are_relative_and_those_of_shares_are_differences() -> None:
+    timed = [a_case(n, set="s", measured_bytes=0, measured={"step_ms": ms}) for n, ms in ((1, 100.0), (2, 200.0))]
+    shared = a_case(3, set="s", measured_bytes=0, measured={"gract": 0.5})
+    answers = {
+        case.key: replace(an_answer(case, GIB), details={
+            "metrics": {"step_ms": [110.0, 90.0, 150.0], "gract": [0.6, 0.4, 0.8]},
+            "simple": {"FLOPs over peak": 10.0, "roofline": 50.0},
+        })
+        for case in (*timed, shared)
+    }  # fmt: skip
+    found = {(each.tool, each.metric): each for each in times.figures([*timed, shared], answers)}
+    ours = found["foretell", "step_ms"]
+    assert (ours.num_runs, ours.median_error) == (2, pytest.approx((0.1 + 0.45) / 2))
+    assert ours.interval_coverage == 0.5
+    share = found["foretell", "gract"]
+    assert share.mean_abs_error == pytest.approx(0.1)
+    assert share.interval_width == pytest.approx(0.4)
+    assert found["roofline", "step_ms"].bias == pytest.approx(-(0.5 + 0.75) / 2)
+    scaled = found["roofline x one constant", "step_ms"]
+    assert scaled.median_error is not None
+    assert scaled.median_error < 0.5

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
     "learn": NOUNS | {"gpus", "virtual", "rules", "inside", "formulas", "runs", "evaluation.workloads"},
     "guessing": NOUNS | {"protocol", "gpus", "rules", "formulas", "runs", "api", "learn"},
-    "evaluation": NOUNS | {"gpus", "rules", "formulas", "runs", "report", "api", "learn"},
+    "evaluation": NOUNS | {"gpus", "rules", "formulas", "runs", "report", "api", "learn", "time", "trace"},
     "plan": NOUNS
     | {"protocol", "gpus", "rules", "allocator", "runs", "trace", "time", "analysis", "report", "diff", "api"},
     "postmortem": NOUNS | {"gpus", "runs", "api", "advice", "plan"},

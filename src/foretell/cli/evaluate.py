@@ -73,12 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from foretell.evaluation import cases, metrics, pairs, statistics
+    from foretell.evaluation import cases, metrics, pairs, statistics, times
     from foretell.report.static_page import plotly_objects
 
     _check(options)
     if options.estimators:
-        return _instant(_choose(cases.read(options.folder, _sets(options)), options), options)
+        with_memory = [case for case in cases.read(options.folder, _sets(options)) if case.has_memory]
+        return _instant(_choose(with_memory, options), options)
     speed_figures = _pairs(options)
     if _sets(options) == [pairs.SET]:
         return _show_pairs_alone(options, speed_figures)
@@ -88,9 +89,9 @@ def execute(options: argparse.Namespace) -> int:
     chosen = _choose(cases.read(options.folder, [name for name in _sets(options) if name != pairs.SET]), options)
     answers = _answers(chosen, options)
     judged = metrics.judge(chosen, answers)
-    if not judged:
+    figures = [*metrics.figures(judged), *times.figures(chosen, answers)]
+    if not figures:
         raise UnsupportedError(f"no run could be estimated. First problem: {_first_problem(answers)}")
-    figures = metrics.figures(judged)
     factors = statistics.anova(judged)
     draws = statistics.monte_carlo(judged, seed=options.seed)
     _show(options, answers, judged, figures, factors, draws, speed_figures)
@@ -168,7 +169,7 @@ def _choose(cases: list[Case], options: argparse.Namespace) -> list[Case]:
 def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Answer]:
     """One answer per case; identical runs are run once."""
     from foretell.evaluation.records import Answer
-    from foretell.evaluation.runner import answer, job_of, modules_of
+    from foretell.evaluation.runner import answer, key_of, modules_of
     from foretell.plain import from_plain, to_plain
     from foretell.runs import Pool, Store, find_torch, state_of_code
     from foretell.runs.command import refuse_torch
@@ -177,7 +178,7 @@ def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, An
     refuse_torch(installed, sys.executable, engine=options.engine)
     state = f"{state_of_code()}-{installed.version if installed else ''}"
     store = Store(options.answers or _cache() / f"{options.engine}.jsonl", state=state)
-    keys = {case.key: job_of(case, options.engine).key for case in cases}
+    keys = {case.key: key_of(case, options.engine) for case in cases}
     first_of = {keys[case.key]: case for case in reversed(cases)}
     missing = [case for key, case in first_of.items() if not _has_answer(store, key)]
     if missing:
@@ -355,9 +356,15 @@ def _markdown(about: str, figures: Sequence[Figures], factors: Sequence[Factor],
     from foretell.evaluation.metrics import OURS
 
     explaining = [each for each in factors if each.p_value < 0.01]
+    memory = [each for each in figures if each.metric == "memory"]
+    timed = [each for each in figures if each.metric != "memory"]
+    time_table = tables.markdown(tables.TIME_HEADINGS, [tables.time_row(each) for each in timed])
+    if not memory:
+        return f"{about}\n\n{time_table}"
     parts = [
         about,
-        tables.markdown(tables.HEADINGS, [tables.figure_row(each) for each in figures]),
+        tables.markdown(tables.HEADINGS, [tables.figure_row(each) for each in memory]),
+        *([time_table] if timed else []),
         "Factors that explain the error (ANOVA, type II, p < 0.01):",
         tables.markdown(tables.FACTOR_HEADINGS, [tables.factor_row(each) for each in explaining]),
         "Random configurations (bootstrap; every model equally likely):",

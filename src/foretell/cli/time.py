@@ -12,5 +12,5 @@ def add_time(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--host-factor", metavar="F", type=float,
-        help="how much slower the CPU beside the GPU is than a fast desktop's; implies --time (default: 1.5)",
+        help="how much slower the CPU beside the GPU is than a fast desktop's; implies --time (default: 1.25)",
     )  # fmt: skip

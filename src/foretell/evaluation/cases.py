@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from foretell.errors import UsageError
+from foretell.evaluation import times
 from foretell.evaluation.records import Case, OtherEstimate
 from foretell.units import MIB
 
@@ -108,6 +109,7 @@ def _campaign_case(key: str, row: Row, workload: str, arguments: tuple[str, ...]
         is_oom=row.get("status") == "OOM_CRASH",
         context_bytes=A100_CONTEXT_BYTES,
         factors={"batch_size": float(row["batch_size"]), **{name: row[name] for name in factors}},
+        measured=times.shares_of(row),
     )
 
 
@@ -207,6 +209,9 @@ READERS: dict[str, Callable[[str, Row], Case | None]] = {
     "transformer_a100": _transformer_a100,
     "timm_a100": _timm,
     "real_models_a100": _real_model,
+    "time_timm_train_3090": times.timm_train,
+    "time_timm_infer": times.timm_infer,
+    "time_transformer_fp32": times.transformer_fp32,
 }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from foretell import gpus
 from foretell.evaluation.records import Answer, Case
@@ -62,7 +61,8 @@ class Figures:
 
     set: str
     tool: str
-    metric: Literal["memory"] = "memory"
+    metric: str = "memory"
+    """Or of its time, `step_ms` or a share of utilization (times.py)."""
     num_runs: int
     num_errors: int
     median_error: float | None
@@ -70,15 +70,15 @@ class Figures:
     mean_abs_error: float | None
     bias: float | None
     """Median of the signed errors."""
-    oom_right: int
-    oom_missed: int
-    oom_false_alarms: int
-    failure_probability: float | None
-    saved_bytes: float | None
+    oom_right: int = 0
+    oom_missed: int = 0
+    oom_false_alarms: int = 0
+    failure_probability: float | None = None
+    saved_bytes: float | None = None
     interval_coverage: float | None
     interval_width: float | None
-    """Median, relative to the measured value."""
-    seconds: float | None
+    """Median, relative to the measured value; of a share, absolute."""
+    seconds: float | None = None
 
 
 def judge(cases: Iterable[Case], answers: dict[str, Answer]) -> list[Judged]:
@@ -86,7 +86,7 @@ def judge(cases: Iterable[Case], answers: dict[str, Answer]) -> list[Judged]:
     judged = []
     for case in cases:
         answer = answers.get(case.key)
-        if answer is None or answer.problem:
+        if answer is None or answer.problem or not case.has_memory:
             continue
         for tool, num_bytes in ((OURS, answer.num_bytes), (REQUEST, answer.request_bytes)):
             judged.append(

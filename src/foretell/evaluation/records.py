@@ -33,6 +33,12 @@ class Case:
     """Memory of an empty process in that campaign, if the measured bytes include it; otherwise None."""
     factors: dict[str, str | float] = field(default_factory=dict)
     others: dict[str, OtherEstimate] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
+    """Of its time: `step_ms`, or utilization by metric (times.py)."""
+
+    @property
+    def has_memory(self) -> bool:
+        return self.measured_bytes > 0
 
     @property
     def is_kept_back(self) -> bool:

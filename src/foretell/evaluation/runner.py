@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from foretell import api, gpus
+from foretell import api, gpus, time
 from foretell.errors import ForetellError
+from foretell.evaluation import times
 from foretell.evaluation.records import Answer, Case
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Engine, Estimate
@@ -20,6 +23,8 @@ _MODULES = {
         "transformers.models.auto.modeling_auto",
         *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),
     ),
+    "timm_step.py": ("timm",),
+    "transformer_fp32.py": ("transformers.models.bert.modeling_bert", "transformers.models.gpt2.modeling_gpt2"),
 }
 """By workload: modules imported only once the model to train is known."""
 
@@ -30,28 +35,43 @@ def modules_of(cases: Iterable[Case]) -> list[str]:
 
 def job_of(case: Case, engine: Engine) -> Job:
     gpu = gpus.find(case.gpu)
+    if not case.has_memory:
+        # Times on any card follow from the recorded work, also on cards that this torch has no kernels for.
+        gpu = replace(gpus.find(times.RECORDED_ON), total_bytes=times.MEMORY_OF_NO_LIMIT)
     return Job(
         command=(str(WORKLOADS / case.workload), *case.arguments),
         gpu=gpu,
         # With a given context the interval covers only the rest; the context is subtracted again where it does not
         # count.
         context_bytes=gpu.context_bytes if case.context_bytes is None else case.context_bytes,
-        options=CaptureOptions(steps="all", history=False, engine=engine, timeout_seconds=TIMEOUT_SECONDS),
+        options=CaptureOptions(
+            steps="all", history=False, engine=engine, timeout_seconds=TIMEOUT_SECONDS, time=bool(case.measured)
+        ),
     )
+
+
+def key_of(case: Case, engine: Engine) -> str:
+    """The same for cases with the same answer."""
+    job = job_of(case, engine)
+    return job.key if case.has_memory else f"{job.key}-{case.gpu}"
 
 
 def answer(asked: tuple[Case, Engine], warm: Warm) -> Answer:
     case, engine = asked
     with api.scratch() as folder:
         try:
-            estimate = api.run(job_of(case, engine), directory=folder, warm=warm).complete_estimate
+            run = api.run(job_of(case, engine), directory=folder, warm=warm)
+            estimate = run.complete_estimate
         except ForetellError as error:
             problem = f"{error} {_last_lines(folder / OUTPUT)}".strip()
             return Answer(key=case.key, engine=engine, torch="", problem=problem)
-    return _in_terms_of(case, engine, estimate)
+    timed = times.details(run.trace, gpus.find(case.gpu)) if case.measured else {}
+    if case.measured and not (timed or case.has_memory):
+        return Answer(key=case.key, engine=engine, torch="", problem=f"no step time: {time.why_unknown(run.trace)}")
+    return _in_terms_of(case, engine, estimate, timed)
 
 
-def _in_terms_of(case: Case, engine: Engine, estimate: Estimate) -> Answer:
+def _in_terms_of(case: Case, engine: Engine, estimate: Estimate, timed: dict[str, Any]) -> Answer:
     peak = estimate.peak
     without = peak.context_bytes if case.context_bytes is None else 0
     return Answer(
@@ -65,7 +85,7 @@ def _in_terms_of(case: Case, engine: Engine, estimate: Estimate) -> Answer:
         request_bytes=peak.request_bytes - without,
         reserved_bytes=peak.reserved_bytes,
         seconds=estimate.seconds.get("total", 0.0),
-        details={"allocated_bytes": peak.allocated_bytes, "libraries": list(estimate.library_names)},
+        details={"allocated_bytes": peak.allocated_bytes, "libraries": list(estimate.library_names), **timed},
     )
 
 

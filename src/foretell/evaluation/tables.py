@@ -43,6 +43,25 @@ def figure_row(figures: Figures) -> tuple[str, ...]:
     )
 
 
+TIME_HEADINGS = ("set", "tool", "metric", "runs", "median", "p90", "mean abs.", "bias", "inside", "width")
+
+
+def time_row(figures: Figures) -> tuple[str, ...]:
+    """Errors of times in percent; those of shares are differences of shares, in percentage points."""
+    return (
+        figures.set,
+        figures.tool,
+        figures.metric,
+        str(figures.num_runs),
+        _percent(figures.median_error, digits=1),
+        _percent(figures.p90_error, digits=1),
+        _percent(figures.mean_abs_error, digits=1),
+        _percent(figures.bias, digits=1, sign=True),
+        _percent(figures.interval_coverage, digits=1),
+        _percent(figures.interval_width, digits=1),
+    )
+
+
 def factor_row(factor: Factor) -> tuple[str, ...]:
     levels = "numeric" if factor.num_levels is None else f"{factor.num_levels} levels"
     p_value = "< 0.001" if factor.p_value < 0.001 else f"{factor.p_value:.3f}"
@@ -87,14 +106,18 @@ DRAWS_HEADINGS = ("set", "tool", "figure", "mean", "95 % interval")
 
 
 def print_figures(figures: Sequence[Figures], console: Console) -> None:
-    _print_table(HEADINGS, [figure_row(each) for each in figures], console, bold=OURS)
+    memory, timed = ([each for each in figures if (each.metric == "memory") is wanted] for wanted in (True, False))
+    if memory:
+        _print_table(HEADINGS, [figure_row(each) for each in memory], console, bold=OURS)
+    if timed:
+        _print_table(TIME_HEADINGS, [time_row(each) for each in timed], console, bold=OURS)
 
 
 def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], console: Console, *, bold: str) -> None:
     """The first column is the set, the second the tool."""
     table = Table(box=None, padding=(0, 1), header_style="bright_black")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("set", "tool") else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in ("set", "tool", "metric") else "right", no_wrap=True)
     previous = None
     for name, tool, *rest in rows:
         if previous not in (None, name):

@@ -1,0 +1,229 @@
+"""Fits the shares in src/foretell/time/constants.toml to measured steps, and says how good they are.
+
+python -m benchmarks.time_calibration --ground-truth FOLDER [--models N] [--write]
+
+Fitted is on steps of timm's models on the RTX 3090, training and inference. Judged is by families: each is estimated
+with constants that were fitted without it; and by cards: no other card is in the fit. A share stays inside LIMITS and
+near the one that was set by hand: few families do not tell forty constants apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy
+from scipy.optimize import least_squares
+
+from foretell import api, gpus
+from foretell import trace as traces
+from foretell.errors import ForetellError
+from foretell.evaluation import cases
+from foretell.evaluation.records import Case
+from foretell.evaluation.runner import job_of, modules_of
+from foretell.jobs import Job
+from foretell.runs import Pool, Warm
+from foretell.time import model, work_of
+from foretell.time.model import Constants
+
+FITTED_CARD = "rtx-3090"
+RECORDED_ON = FITTED_CARD
+LIMITS = {"bandwidth": (0.15, 1.05), "rate": (0.08, 1.16), "set": (2.0, 6.0)}
+PRIOR = 0.7
+"""How strongly a share is held: one that is off by 1/PRIOR in the logarithm costs as much as one row."""
+TRAINING_WEIGHT = 2.0
+NUM_FOLDS = 4
+START = "start_us"
+CACHE = Path.home() / ".cache" / "foretell" / "time-calibration"
+CONSTANTS = Path(model.__file__).with_name("constants.toml")
+
+
+@dataclass
+class Row:
+    """A measured step, and its work as arrays: one element for each distinct demand."""
+
+    case: Case
+    measured_ms: float
+    classes: list[str]
+    computing: numpy.ndarray
+    moving: numpy.ndarray
+    launches: numpy.ndarray
+    count: numpy.ndarray
+    bandwidth_at: numpy.ndarray
+    rate_at: numpy.ndarray
+
+    @property
+    def family(self) -> str:
+        return str(self.case.factors["family"])
+
+    @property
+    def is_training(self) -> bool:
+        return "train" in self.case.set
+
+    def estimate(self, shares: numpy.ndarray) -> float:
+        computing, moving = self.computing / shares[self.rate_at], self.moving / shares[self.bandwidth_at]
+        took = (computing**3 + moving**3) ** (1 / 3) + self.launches * shares[-1] * 1e-6
+        return float((self.count * took).sum() * 1e3)
+
+
+class Names:
+    """The constants by position; the last is the start of a launch."""
+
+    def __init__(self, constants: Constants) -> None:
+        self.all = [("bandwidth", name) for name in constants.bandwidth]
+        self.all += [("rate", name) for name in constants.rate]
+        self.all.append(("set", START))
+        tables = {"bandwidth": constants.bandwidth, "rate": constants.rate, "set": constants.set}
+        self.values = numpy.array([tables[table][name] for table, name in self.all])
+        self._at = {key: at for at, key in enumerate(self.all)}
+
+    def at(self, table: str, kernel_class: str) -> int:
+        plain = kernel_class.removesuffix("_nhwc")
+        return next(self._at[table, name] for name in (kernel_class, plain, "other") if (table, name) in self._at)
+
+
+def chosen(folder: Path, models_per_family: int) -> list[Case]:
+    """All rows of some models of each family, without those whose precision or batch another row has too."""
+    found = cases.read(folder, ["time_timm_train_3090", "time_timm_infer"])
+    found = [case for case in found if "--precision amp" in " ".join(case.arguments)]
+    families: dict[str, set[str]] = defaultdict(set)
+    for case in found:
+        families[str(case.factors["family"])].add(case.arguments[1])
+    generator = random.Random(7)
+    kept = {
+        name
+        for _, names in sorted(families.items())
+        for name in generator.sample(sorted(names), min(models_per_family, len(names)))
+    }
+    return [case for case in found if case.arguments[1] in kept]
+
+
+def recorded_job(case: Case) -> Job:
+    """The work does not depend on the card, but for a few grids: every workload is recorded once."""
+    return job_of(replace(case, gpu=RECORDED_ON), "virtual")
+
+
+def record(asked: Job, warm: Warm) -> str:
+    """Leaves a trace in CACHE; returns what went wrong."""
+    try:
+        run = api.run(asked, warm=warm)
+        if run.trace.recorded_step is None:
+            return "no step was recorded"
+        traces.save(run.trace, CACHE / f"{asked.key}.trace")
+    except ForetellError as error:
+        return str(error)
+    return ""
+
+
+def rows_of(found: Sequence[Case], names: Names) -> Iterator[Row]:
+    for case in found:
+        path = CACHE / f"{recorded_job(case).key}.trace"
+        work = work_of(traces.load(path)) if path.exists() else None
+        if work is None:
+            continue
+        gpu = gpus.find(case.gpu)
+        demands: Counter[tuple[str, float, float, int]] = Counter()
+        for item in work.items:
+            if item.kind == "kernel":
+                need = model.demand(item, gpu)
+                demands[item.kernel_class, need.flop_seconds, need.byte_seconds, need.launches] += 1
+        classes, computing, moving, launches = zip(*demands, strict=True)
+        yield Row(
+            case=case,
+            measured_ms=case.measured["step_ms"],
+            classes=list(classes),
+            computing=numpy.array(computing),
+            moving=numpy.array(moving),
+            launches=numpy.array(launches, float),
+            count=numpy.array(list(demands.values()), float),
+            bandwidth_at=numpy.array([names.at("bandwidth", each) for each in classes]),
+            rate_at=numpy.array([names.at("rate", each) for each in classes]),
+        )
+
+
+def fit(rows: Sequence[Row], names: Names) -> numpy.ndarray:
+    """Families count alike, however many models they have."""
+    sizes = Counter(row.family for row in rows)
+    weights = [(TRAINING_WEIGHT if row.is_training else 1.0) / sizes[row.family] ** 0.5 for row in rows]
+    low, high = (numpy.array([LIMITS[table][end] for table, _ in names.all]) for end in (0, 1))
+    begin = numpy.clip(names.values, 1.001 * low, 0.999 * high)
+
+    def residuals(logs: numpy.ndarray) -> numpy.ndarray:
+        shares = numpy.exp(logs)
+        errors = [
+            3.0 * weight * numpy.log(row.estimate(shares) / row.measured_ms)
+            for row, weight in zip(rows, weights, strict=True)
+        ]
+        return numpy.concatenate([errors, PRIOR * (logs - numpy.log(begin))])
+
+    found = least_squares(
+        residuals, numpy.log(begin), bounds=(numpy.log(low), numpy.log(high)), loss="soft_l1", f_scale=0.3, max_nfev=10
+    )
+    return numpy.exp(found.x)
+
+
+def cross_validated(rows: Sequence[Row], names: Names) -> Iterator[tuple[Row, float]]:
+    families = sorted({row.family for row in rows})
+    random.Random(1).shuffle(families)
+    for fold in range(NUM_FOLDS):
+        left_out = set(families[fold::NUM_FOLDS])
+        shares = fit([row for row in rows if row.case.gpu == FITTED_CARD and row.family not in left_out], names)
+        yield from ((row, row.estimate(shares)) for row in rows if row.family in left_out)
+
+
+def show(title: str, estimated: Iterable[tuple[Row, float]]) -> None:
+    groups: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for row, took in estimated:
+        key = row.case.set, row.case.gpu, str(row.case.factors["layout"])
+        groups[key].append(took / row.measured_ms)
+    print(f"{title:44} {'rows':>5} {'median':>7} {'p90':>7} {'bias':>7}")
+    for key, ratios in sorted(groups.items()):
+        errors = numpy.abs(numpy.array(ratios) - 1)
+        median, p90, bias = numpy.median(errors), numpy.quantile(errors, 0.9), numpy.median(ratios) - 1
+        print(f"{' '.join(key):44} {len(ratios):5} {median:7.1%} {p90:7.1%} {bias:+7.1%}")
+
+
+def write(shares: numpy.ndarray, names: Names) -> None:
+    """Change the numbers in constants.toml and keep the rest of it."""
+    text = CONSTANTS.read_text()
+    parts = re.split(r"(?m)^(?=\[)", text)
+    for (table, name), value in zip(names.all, shares, strict=True):
+        at = next(at for at, part in enumerate(parts) if part.startswith(f"[{table}]"))
+        parts[at] = re.sub(rf"(?m)^{name} = .*$", f"{name} = {value:.3f}", parts[at])
+    CONSTANTS.write_text("".join(parts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ground-truth", type=Path, required=True)
+    parser.add_argument("--models", type=int, default=5, help="of each family (default: 5)")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--write", action="store_true", help="write the constants fitted on all families")
+    options = parser.parse_args()
+    found = chosen(options.ground_truth, options.models)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    jobs = {job.key: job for job in map(recorded_job, found)}
+    missing = [job for key, job in jobs.items() if not (CACHE / f"{key}.trace").exists()]
+    if missing:
+        with Pool(min(options.workers, len(missing)), modules=modules_of(found)) as pool:
+            for number, (job, problem) in enumerate(pool.map(record, missing), start=1):
+                print(f"{number}/{len(missing)} {' '.join(job.command[1:5])} {problem}", flush=True)
+    names = Names(model.constants())
+    rows = list(rows_of(found, names))
+    show("as it is", ((row, row.estimate(names.values)) for row in rows))
+    show("families that were not in the fit", cross_validated(rows, names))
+    shares = fit([row for row in rows if row.case.gpu == FITTED_CARD], names)
+    show("all families of the fit", ((row, row.estimate(shares)) for row in rows))
+    for (table, name), before, after in zip(names.all, names.values, shares, strict=True):
+        print(f"{table}.{name}: {before:.3f} -> {after:.3f}")
+    if options.write:
+        write(shares, names)
+
+
+if __name__ == "__main__":
+    main()
