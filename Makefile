@@ -15,7 +15,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/* $(VIRTUAL)/native/*/*)
 CODE := src tests examples benchmarks scripts/environment scripts/browser scripts/columns setup.py
 
-.PHONY: help demo environment native browser ray ci-tools train-tools emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu bounds time-calibration time-accuracy sharing-calibration engines test-cpu native-test wheel clean
+.PHONY: help demo environment native browser ray ci-tools train-tools emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu calibration bounds time-calibration time-accuracy sharing-calibration engines test-cpu native-test wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -101,6 +101,10 @@ accuracy: ## compare estimates with measured runs (GROUND_TRUTH), with the versi
 	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --rows kept --sample 120 \
 	  --sets transformer,cnn_rtx,mlp_plain_a100,mlp_a100,cnn_a100,transformer_a100,timm_a100,real_models_a100 \
 	  --markdown docs/accuracy.md $(ARGS)
+
+calibration: ## fit the constants of the intervals to measured runs (GROUND_TRUTH): src/foretell/rules/interval.toml
+	$(MAKE) environment native STACK=$(OLDEST)
+	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --sample 160 --fit src/foretell/rules/interval.toml $(ARGS)
 
 accuracy-cpu: ## do the same with the CPU engine: docs/accuracy-cpu.md
 	$(MAKE) environment native STACK=$(OLDEST)

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import UsageError
-from foretell.evaluation import cases, metrics, statistics, tables, times
+from foretell.evaluation import cases, intervals, metrics, statistics, tables, times
 from foretell.evaluation.records import Answer, Case, OtherEstimate
+from foretell.records import CONVOLUTION_KINDS, Evidence
+from foretell.rules import interval
+from foretell.rules.interval import UNRECORDED, Remainder, Remainders, Spread
 from foretell.units import GIB, MIB
 
 GROUND_TRUTH = Path(__file__).resolve().parents[2] / "shared" / "ground_truth"
@@ -40,11 +43,22 @@ def a_case(number: int = 1, **given: object) -> Case:
     return Case(**{**plain, **given})  # type: ignore[arg-type]
 
 
-def an_answer(case: Case, num_bytes: int, *, is_oom: bool = False) -> Answer:
+def an_answer(case: Case, num_bytes: int, *, is_oom: bool = False, **evidence: object) -> Answer:
+    plain: dict[str, object] = {
+        "kind": "unruled", "reserved_bytes": num_bytes, "workspace_spread_bytes": 0, "context_bytes": 0,
+        "is_context_given": True, "library_bytes": 0,
+    }  # fmt: skip
     return Answer(
         key=case.key, engine="virtual", torch="2.6.0", is_oom=is_oom, num_bytes=num_bytes,
-        low_bytes=num_bytes - GIB, high_bytes=num_bytes + GIB, request_bytes=num_bytes + 2 * GIB, seconds=1.0,
+        evidence=Evidence(**{**plain, **evidence}), seconds=1.0,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def one_gib_around(case: Case) -> Remainders:
+    """A GiB below and above, two in the request."""
+    one, two = Spread(mib=1024.0, of_reserved=0.0), Spread(mib=2048.0, of_reserved=0.0)
+    kinds = (*CONVOLUTION_KINDS, UNRECORDED)
+    return {kind: Remainder(below=one, above=one, request=two) for kind in kinds}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -99,13 +113,16 @@ def test_the_figures_of_a_tool() -> None:
         case.key: an_answer(case, num_bytes, is_oom=case.is_oom)
         for case, num_bytes in zip(runs, estimates, strict=True)
     }
-    ours, request = metrics.figures(metrics.judge(runs, answers))
+    ours, request = metrics.figures(metrics.judge(runs, answers, one_gib_around))
     assert ours.median_error == pytest.approx(0.25)
     assert ours.bias == 0.0
     assert (ours.oom_right, ours.oom_missed, ours.oom_false_alarms) == (6, 0, 0)
     assert ours.failure_probability == pytest.approx(1 / 6)  # the one that was underestimated
     assert ours.interval_coverage == pytest.approx(4 / 5)
     assert request.failure_probability == 0.0
+    assert request.request_over_truth == pytest.approx(0.5)
+    assert request.request_holds == 1.0
+    assert ours.request_holds is None
 
 
 def test_wrong_decisions_about_memory_are_failures() -> None:
@@ -192,7 +209,7 @@ def test_measured_runs_are_trained_again_and_compared(tmp_path: Path) -> None:
     assert text.startswith("Before\n")
     assert text.endswith("After\n")
     assert "| cnn_rtx | foretell |" in text
-    assert "old" not in text
+    assert "\nold\n" not in text
 
     assert len(answers.read_text().splitlines()) == 3
     answers.write_text(answers.read_text()[:-20])  # interrupted in the middle of a line
@@ -289,3 +306,75 @@ def test_figures_of_times_are_relative_and_those_of_shares_are_differences() -> 
     scaled = found["roofline x one constant", "step_ms"]
     assert scaled.median_error is not None
     assert scaled.median_error < 0.5
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+
+def measured_runs(errors_mib: list[int], *, family: str = "A", **given: object) -> tuple[list[Case], dict[str, Answer]]:
+    """Runs of one family that needed so much more than estimated."""
+    runs = [
+        a_case(int(f"{ord(family)}{number}"), measured_bytes=GIB + error * MIB, factors={"model": family}, **given)
+        for number, error in enumerate(errors_mib)
+    ]
+    return runs, {case.key: an_answer(case, GIB) for case in runs}
+
+
+def test_a_fit_covers_the_wanted_part_of_the_runs_it_has_seen() -> None:
+    runs, answers = measured_runs([*range(-10, 86), 500, 600, 700, 800])
+    found = intervals.fit(runs, answers)["unruled"]
+    assert (found.runs, found.groups) == (100, 1)
+    evidence = answers[runs[0].key].evidence
+    assert evidence is not None
+    below, above, request = (s.bytes_for(evidence) / MIB for s in (found.below, found.above, found.request))
+    assert sum(-below <= error <= above for error in range(-10, 86)) >= 95
+    assert below + above < 100  # and no more than these: five may lie outside
+    assert 700 <= request < 800  # of 100 runs, one may need more
+
+
+def test_few_runs_change_nothing() -> None:
+    runs, answers = measured_runs([5] * (intervals.FEWEST_RUNS - 1))
+    assert intervals.fit(runs, answers) == interval.remainders()
+
+
+def test_what_another_cause_explains_is_not_fitted_again() -> None:
+    runs, _ = measured_runs([100] * 40)
+    answers = {case.key: an_answer(case, GIB, longer_bytes=100 * MIB) for case in runs}
+    assert intervals.fit(runs, answers)["unruled"].above == Spread(mib=0.0, of_reserved=0.0)
+
+
+def test_runs_out_of_memory_and_allocated_peaks_are_not_fitted() -> None:
+    failed, answers = measured_runs([500] * 40, is_oom=True)
+    allocated, more = measured_runs([500] * 40, family="B", quantity="allocated")
+    assert intervals.fit([*failed, *allocated], {**answers, **more}) == interval.remainders()
+
+
+def test_a_family_that_is_held_out_does_not_decide_its_own_interval() -> None:
+    sure, answers = measured_runs([1] * 40)
+    wild, more = measured_runs([900] * 40, family="B")
+    judged_by = intervals.held_out([*sure, *wild], {**answers, **more}, "family")
+    evidence = answers[sure[0].key].evidence
+    assert evidence is not None
+    assert judged_by(wild[0])["unruled"].above.bytes_for(evidence) < 10 * MIB
+    assert judged_by(sure[0])["unruled"].above.bytes_for(evidence) > 800 * MIB
+    assert intervals.held_out(sure, answers, None)(sure[0]) == interval.remainders()
+
+
+def test_only_runs_whose_script_was_not_recorded_have_that_cause() -> None:
+    known, guessed = a_case(1), a_case(2, is_script_known=False)
+    names = [[cause.name for cause in intervals.causes_for(case, an_answer(case, GIB))] for case in (known, guessed)]
+    assert names == [["convolutions"], ["convolutions", "script"]]
+
+
+def test_constants_that_are_written_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "interval.toml"
+    target.write_text(intervals.render(interval.remainders(), about="of a test"))
+    monkeypatch.setattr(interval, "CONSTANTS", target)
+    assert interval.remainders.__wrapped__() == interval.remainders()
+    assert "# of a test" in target.read_text()
+
+
+def test_the_figures_of_causes_are_shares_of_the_truth() -> None:
+    case = a_case(1, measured_bytes=4 * GIB)
+    (found,) = metrics.cause_figures(metrics.judge([case], {case.key: an_answer(case, 4 * GIB)}, one_gib_around))
+    assert (found.cause, found.num_runs, found.width, found.request) == ("convolutions", 1, 0.5, 0.5)

@@ -352,7 +352,7 @@ def test_caveats(golden: Any, tmp_path: Path) -> None:
         "several processes and devices": several.trace(),
         "managed memory": trained().native(1, "cudaMallocManaged", 1 << 32, 2 * MIB, 0, 2 * MIB).trace(),
         "an OOM that was caught": oom_caught().trace(),
-        "close to the limit": CaptureFolder(new()).torch().end(0, total - 400 * MIB, (9, total - 400 * MIB)).trace(),
+        "close to the limit": CaptureFolder(new()).torch().end(0, total - 200 * MIB, (9, total - 200 * MIB)).trace(),
         "unknown values that decide": trained()
         .journal("unknown_read", where="train.py:9", count=1, bytes=4, what="item: decides a branch")
         .journal("unknown_read", where="train.py:12", count=2, bytes=4, what="tolist: decides an index")

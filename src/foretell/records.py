@@ -20,7 +20,11 @@ Category = Literal[
 OutsideKind = Literal["before", "evaluation", "unfinished", "after"]
 """`before` and `after`: before the first step and after the last; `evaluation`: forward passes without gradients;
 `unfinished`: the step that was running when the run ended."""
+ConvolutionKind = Literal["plain", "asked", "ruled", "unruled"]
+"""What computes the convolutions: none, or cuDNN with workspaces that it was asked for (or that were measured), that
+follow a rule, or that are taken to be zero because there is no rule for the card."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
+CONVOLUTION_KINDS: tuple[ConvolutionKind, ...] = get_args(ConvolutionKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,54 @@ class Gpu:
 
     def __post_init__(self) -> None:
         assert min(self.total_bytes, self.num_sms) > 0, f"{self.name}: {self.total_bytes} bytes, {self.num_sms} SMs"
+
+
+CauseName = Literal[
+    "context", "libraries", "convolutions", "lengths", "streams", "values", "workspaces", "connections",
+    "script", "remainder",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One reason why a job may use less or more memory than estimated. The interval and the request are the sums of
+    their causes."""
+
+    name: CauseName
+    below_bytes: int
+    """How far below the estimate the interval reaches because of it."""
+    above_bytes: int
+    request_bytes: int
+    """What it adds to the request: at least `above_bytes`."""
+    why: str
+
+    def __post_init__(self) -> None:
+        assert self.below_bytes >= 0, self
+        assert 0 <= self.above_bytes <= self.request_bytes, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What of a run decides how sure its estimate is."""
+
+    kind: ConvolutionKind
+    reserved_bytes: int
+    workspace_spread_bytes: int
+    """How far the peak moves if cuDNN chooses other workspaces."""
+    context_bytes: int
+    is_context_given: bool
+    library_bytes: int
+    are_libraries_measured: bool = False
+    waiting_bytes: int = 0
+    """Blocks that waited for another stream."""
+    shorter_bytes: int = 0
+    """How much less the job may take because batches differ in shape."""
+    longer_bytes: int = 0
+    """How much more."""
+    connection_bytes: int = 0
+    """NCCL's buffers, which depend on the topology."""
+    undocumented_bytes: int = 0
+    """The largest workspace that follows no documentation: of recurrent nets, Fourier transforms, solvers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -700,6 +752,10 @@ class Estimate:
     """None: the job is one process."""
     ranks: tuple[RankEstimate, ...] = ()
     """Those of `world`, in their order; equal ones once."""
+    causes: tuple[Cause, ...] = ()
+    """What the interval and the request of `peak` are made of; empty: the file is older."""
+    evidence: Evidence | None = None
+    """What the causes follow from; None: the file is older."""
 
     @property
     def complete(self) -> bool:

@@ -8,12 +8,13 @@ from foretell.allocator.follow import ReplayError
 from foretell.analysis.batches import batches_of
 from foretell.analysis.caveats import caveats_of, num_values_only_read
 from foretell.analysis.ending import ended_by, fatal_oom, refuse, require_a_number
+from foretell.analysis.evidence import evidence_of
 from foretell.analysis.history import History, follow
 from foretell.analysis.leaks import find_leaks
 from foretell.analysis.lifetimes import attribute
 from foretell.analysis.processes import oom_together, together
 from foretell.analysis.ranks import compare_ranks
-from foretell.analysis.steps import most_waiting_bytes, step_peaks
+from foretell.analysis.steps import step_peaks
 from foretell.records import (
     Attribution,
     Estimate,
@@ -26,7 +27,8 @@ from foretell.records import (
     StepPeak,
     first_at,
 )
-from foretell.rules import overhead
+from foretell.rules import loaded_libraries, widened
+from foretell.rules.interval import causes_of
 from foretell.time import performance, why_unknown
 from foretell.trace import DeviceMemory, Trace
 from foretell.trace.records import PHASES
@@ -59,31 +61,23 @@ def _estimate_of_one(trace: Trace, *, attributes: bool) -> Estimate:
     steps, outside_steps, step_caveats = _steps(trace, counters.device, history)
     if not (attributes or trace.memory.action):  # no history was wanted
         step_caveats = ()
-    convolutions = trace.convolutions
-    sizes = convolutions.x_bytes, convolutions.y_bytes, convolutions.w_bytes  # tensors cuDNN may copy
-    beside = overhead(
-        context_bytes=trace.context_bytes,
-        is_context_given=trace.is_context_given,
-        libraries=trace.libraries,
-        functions=trace.library_functions(),
-        other_bytes=bytes_not_of_pytorch(trace, counters),
-        reserved_bytes=counters.peak_reserved_bytes,
-        convolution_bytes=max(map(sum, zip(*sizes, strict=True)), default=0),
-        has_workspaces=any(convolutions.workspace_bytes),
-        connection_bytes=_connection_bytes(trace),
-    )
+    batches = batches_of(trace, steps, outside_steps, oom)
     reserved = counters.peak_reserved_bytes
-    waiting = most_waiting_bytes(trace.memory, device=counters.device)
-    peak = PeakMemory(
+    library_names, loaded = loaded_libraries(trace.libraries, trace.library_functions())
+    library_bytes = loaded + bytes_not_of_pytorch(trace, counters)
+    device_bytes = reserved + library_bytes + trace.context_bytes
+    evidence = evidence_of(trace, counters, library_bytes=loaded, steps=steps, batches=batches)
+    causes = causes_of(evidence)
+    certain = PeakMemory(
         allocated_bytes=counters.peak_allocated_bytes,
         reserved_bytes=reserved,
-        library_bytes=beside.library_bytes,
-        context_bytes=beside.context_bytes,
-        # Live tensors are certain, except for blocks that wait for another stream.
-        device_low_bytes=max(reserved + beside.low_bytes, counters.peak_allocated_bytes) - waiting,
-        device_high_bytes=reserved + beside.high_bytes,
-        request_bytes=reserved + beside.request_bytes,
+        library_bytes=library_bytes,
+        context_bytes=trace.context_bytes,
+        device_low_bytes=device_bytes,
+        device_high_bytes=device_bytes,
+        request_bytes=device_bytes,
     )
+    peak = widened(certain, causes)
     step, step_time_caveats = _performance(trace, oom)
     attribution, attribution_caveats = _attribution(trace, counters, history) if attributes else (None, ())
     return Estimate(
@@ -105,7 +99,7 @@ def _estimate_of_one(trace: Trace, *, attributes: bool) -> Estimate:
         command=trace.command,
         ended_early=trace.ended_early,
         num_unknown_reads=num_values_only_read(trace),
-        library_names=beside.library_names,
+        library_names=library_names,
         is_context_given=trace.is_context_given,
         used_by_others_bytes=trace.used_by_others_bytes,
         attribution=attribution,
@@ -116,7 +110,9 @@ def _estimate_of_one(trace: Trace, *, attributes: bool) -> Estimate:
         need_unknown=trace.need_unknown if oom else None,
         ended_by=end,
         foretell_version=trace.foretell_version,
-        batches=batches_of(trace, steps, outside_steps, oom),
+        batches=batches,
+        causes=causes,
+        evidence=evidence,
         performance=step,
     )
 
@@ -146,14 +142,6 @@ def bytes_not_of_pytorch(trace: Trace, counters: DeviceMemory) -> int:
     """Allocated from the driver outside PyTorch's allocator: cudaMalloc in an extension, NCCL, cuDNN."""
     in_use = (used for used, d in zip(trace.driver.in_use, trace.driver.device, strict=True) if d == counters.device)
     return max(0, max(in_use, default=0) - counters.peak_reserved_bytes)
-
-
-def _connection_bytes(trace: Trace) -> int:
-    """NCCL's buffers (native/libraries/nccl.c); those that were freed as well."""
-    driver = trace.driver
-    numbers = {number for number, name in enumerate(trace.names) if name == "NCCL buffers"}
-    rows = zip(driver.name, driver.size, driver.is_free, strict=True)
-    return sum(size for name, size, is_free in rows if name in numbers and not is_free)
 
 
 def _followed(trace: Trace, device: int) -> History | ReplayError:

@@ -67,7 +67,7 @@ def what_if(
     recorded = estimate_of(trace, attributes=False)
     _check(trace, recorded)
     context = context_bytes if context_bytes is not None else gpu.context_bytes if gpu else trace.context_bytes
-    libraries = library_bytes(gpu) if gpu else trace.libraries
+    libraries = library_bytes(gpu, context_bytes=context_bytes) if gpu else trace.libraries
     capacity = capacity_for(
         gpu or trace.gpu,
         context_bytes=context,

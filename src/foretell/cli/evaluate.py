@@ -18,7 +18,7 @@ from foretell.errors import UnsupportedError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from foretell.evaluation.metrics import Figures, Judged
+    from foretell.evaluation.metrics import CauseFigures, Figures, Judged
     from foretell.evaluation.pairs import SpeedFigures
     from foretell.evaluation.records import Answer, Case
     from foretell.evaluation.statistics import Draws, Factor
@@ -31,18 +31,20 @@ _EPILOG = """FOLDER contains CSV files of measured runs, one per set. Every run 
 torch of this environment, and the estimate is compared with the measurement. An interrupted evaluation resumes
 where it stopped; answers from another version of the code are not reused.
 
-The interval for convolutions was fitted on rows with even line numbers (--rows fitted). The other constants were
-chosen with all rows in view, so the odd rows (--rows kept) are only partly held out.
+The constants of the intervals were calibrated on measured runs. --hold-out judges each run by constants that its
+campaign (who measured, and when) or its family (the architecture) had no part in; --fit writes the constants that
+these runs support, as `make calibration` does.
 
 examples:
   foretell evaluate ../shared/ground_truth
   foretell evaluate ../shared/ground_truth --sets cnn_rtx,transformer --html accuracy.html
-  foretell evaluate ../shared/ground_truth --sample 200 --rows kept --json -
+  foretell evaluate ../shared/ground_truth --sample 200 --hold-out family --json -
   foretell evaluate ../shared/ground_truth --sets time_collocation
   foretell evaluate ../shared/ground_truth --estimators guess,formula,horus,dnnmem --sample 100
 
 columns: errors are |estimate - measured| / measured; PEF: share of runs that fail if given only the estimate;
-MCP: memory saved compared with reserving the whole GPU; inside: share of runs within the interval; width: its median
+MCP: memory saved compared with reserving the whole GPU; inside: share of runs within the interval; width: its median;
+over: excess of the request over the truth (median); holds: share of runs that need no more than the request
 """
 
 
@@ -52,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sets", metavar="A,B", help="evaluate only these sets (default: all in the folder)")
     parser.add_argument("--sample", metavar="N", type=int, help="a random sample of at most N runs per set")
     parser.add_argument("--rows", choices=["all", "kept", "fitted"], default="all", help="which rows to evaluate")
+    parser.add_argument(
+        "--hold-out", choices=["campaign", "family"],
+        help="judge each run by intervals calibrated without its campaign or family (default: the shipped constants)",
+    )  # fmt: skip
+    parser.add_argument("--fit", metavar="FILE", type=Path, help="write the constants that these runs support (TOML)")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument(
         "--engine", choices=["virtual", "cpu"], default="virtual", help="cpu also works without a CUDA build of torch"
@@ -73,7 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from foretell.evaluation import cases, metrics, pairs, statistics, times
+    from foretell.cli.files import write
+    from foretell.evaluation import cases, intervals, metrics, pairs, statistics, times
     from foretell.report.static_page import plotly_objects
 
     _check(options)
@@ -88,12 +96,15 @@ def execute(options: argparse.Namespace) -> int:
         plotly_objects()
     chosen = _choose(cases.read(options.folder, [name for name in _sets(options) if name != pairs.SET]), options)
     answers = _answers(chosen, options)
-    judged = metrics.judge(chosen, answers)
+    judged = metrics.judge(chosen, answers, intervals.held_out(chosen, answers, options.hold_out))
     figures = [*metrics.figures(judged), *times.figures(chosen, answers)]
     if not figures:
         raise UnsupportedError(f"no run could be estimated. First problem: {_first_problem(answers)}")
     factors = statistics.anova(judged)
     draws = statistics.monte_carlo(judged, seed=options.seed)
+    if options.fit:
+        about = _about(options, answers, [answer for answer in answers.values() if answer.problem])
+        write(options.fit, intervals.render(intervals.fit(chosen, answers), about=about), is_private=False)
     _show(options, answers, judged, figures, factors, draws, speed_figures)
     return 0
 
@@ -144,7 +155,7 @@ def _check(options: argparse.Namespace) -> None:
     options.workers = parse_workers(options.workers)
     if options.sample is not None and options.sample < 1:
         raise UsageError(f"--sample {options.sample}: must be 1 or more.")
-    check_targets({f"--{name}": getattr(options, name) for name in ("answers", "html", "json", "markdown")})
+    check_targets({f"--{name}": getattr(options, name) for name in ("answers", "html", "json", "markdown", "fit")})
 
 
 def _sets(options: argparse.Namespace) -> list[str]:
@@ -171,12 +182,13 @@ def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, An
     from foretell.evaluation.records import Answer
     from foretell.evaluation.runner import answer, key_of, modules_of
     from foretell.plain import from_plain, to_plain
+    from foretell.rules.interval import CONSTANTS
     from foretell.runs import Pool, Store, find_torch, state_of_code
     from foretell.runs.command import refuse_torch
 
     installed = find_torch(sys.executable)
     refuse_torch(installed, sys.executable, engine=options.engine)
-    state = f"{state_of_code()}-{installed.version if installed else ''}"
+    state = f"{state_of_code(without=[CONSTANTS])}-{installed.version if installed else ''}"
     store = Store(options.answers or _cache() / f"{options.engine}.jsonl", state=state)
     keys = {case.key: key_of(case, options.engine) for case in cases}
     first_of = {keys[case.key]: case for case in reversed(cases)}
@@ -298,14 +310,16 @@ def _show(
 
     from foretell.cli.files import write
     from foretell.cli.terminal import console, ignore_broken_pipe
-    from foretell.evaluation import page, tables
+    from foretell.evaluation import metrics, page, tables
 
+    causes = metrics.cause_figures(judged)
     problems = [answer for answer in answers.values() if answer.problem]
     about = _about(options, answers, problems)
     document = {
         "schema": "foretell.evaluation/1",
         "about": about,
         "figures": [*map(asdict, figures), *map(asdict, speed_figures)],
+        "causes": [asdict(each) for each in causes],
         "anova": [asdict(each) for each in factors],
         "monte_carlo": [asdict(each) for each in draws],
         "problems": {answer.key: answer.problem for answer in problems},
@@ -314,7 +328,7 @@ def _show(
         title = "foretell compared with measured runs"
         write(options.html, page.render(judged, figures, factors, draws, title=title, about=about), is_private=False)
     if options.markdown:
-        text = _between_markers(options.markdown, _markdown(about, figures, factors, draws))
+        text = _between_markers(options.markdown, _markdown(about, figures, causes, factors, draws))
         write(options.markdown, text, is_private=False)
     if options.json == "-":
         with ignore_broken_pipe():
@@ -327,6 +341,7 @@ def _show(
         tables.print_figures(figures, terminal)
         if speed_figures:
             tables.print_speeds(speed_figures, terminal)
+        tables.print_causes(causes, terminal)
         terminal.print(f"\n{about}")
         explaining = sorted((each for each in factors if each.p_value < 0.01), key=lambda each: -each.share)
         for each in explaining[:5]:
@@ -347,11 +362,18 @@ def _about(options: argparse.Namespace, answers: dict[str, Answer], problems: Se
     versions = sorted({answer.torch for answer in answers.values() if answer.torch})
     rows = {"all": "all rows", "kept": "odd line numbers", "fitted": "even line numbers"}[options.rows]
     sample = f", at most {options.sample} of each set (seed {options.seed})" if options.sample else ""
+    held_out = f"; intervals calibrated without the {options.hold_out} of each run" if options.hold_out else ""
     missing = f"; {len(problems)} could not be estimated" if problems else ""
-    return f"{len(answers)} measured runs, {rows}{sample}; torch {', '.join(versions)}{missing}."
+    return f"{len(answers)} measured runs, {rows}{sample}; torch {', '.join(versions)}{held_out}{missing}."
 
 
-def _markdown(about: str, figures: Sequence[Figures], factors: Sequence[Factor], draws: Sequence[Draws]) -> str:
+def _markdown(
+    about: str,
+    figures: Sequence[Figures],
+    causes: Sequence[CauseFigures],
+    factors: Sequence[Factor],
+    draws: Sequence[Draws],
+) -> str:
     from foretell.evaluation import tables
     from foretell.evaluation.metrics import OURS
 
@@ -365,6 +387,8 @@ def _markdown(about: str, figures: Sequence[Figures], factors: Sequence[Factor],
         about,
         tables.markdown(tables.HEADINGS, [tables.figure_row(each) for each in memory]),
         *([time_table] if timed else []),
+        "What the intervals are made of (medians, relative to the measured value, over the runs that have the cause):",
+        tables.markdown(tables.CAUSE_HEADINGS, [tables.cause_row(each) for each in causes]),
         "Factors that explain the error (ANOVA, type II, p < 0.01):",
         tables.markdown(tables.FACTOR_HEADINGS, [tables.factor_row(each) for each in explaining]),
         "Random configurations (bootstrap; every model equally likely):",

@@ -90,7 +90,7 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
     )  # fmt: skip
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
     # Not all commands have them.
-    parser.set_defaults(profile=None, explain=False, keep_writes=None, verbose=False, time=False, host_factor=None)
+    parser.set_defaults(profile=None, keep_writes=None, verbose=False, time=False, host_factor=None)
     return job
 
 
@@ -153,13 +153,12 @@ def job_of(options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_sho
 
 
 def _engine(options: argparse.Namespace) -> Engine | Literal["auto"]:
-    """`--execute` and `--explain` apply to the CPU engine, and select it."""
+    """`--execute` applies to the CPU engine, and selects it."""
     chosen: Engine | Literal["auto"] = options.engine
-    for option in ("execute", "explain"):
-        if getattr(options, option):
-            if chosen == "virtual":
-                raise UsageError(f"--{option} works only with the CPU engine; remove --engine virtual.")
-            chosen = "cpu"
+    if options.execute:
+        if chosen == "virtual":
+            raise UsageError("--execute works only with the CPU engine; remove --engine virtual.")
+        chosen = "cpu"
     return chosen
 
 

@@ -55,8 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job = add_job(parser)
     add_orders(job)
     job.add_argument(
-        "--explain", action="store_true", help="CPU engine: show how much each of its rules adds to the peaks"
-    )
+        "--explain", action="store_true",
+        help="show what the interval is made of; CPU engine: also how much each of its rules adds to the peaks",
+    )  # fmt: skip
     result = parser.add_argument_group("output")
     add_files(result)
     add_emit(result)
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from foretell import api
-    from foretell.cli.show import show_text
+    from foretell.cli.show import show_causes, show_text
 
     check_targets(targets_of(options) | {"--trace": options.trace})
     check_emit(options)
@@ -113,7 +114,9 @@ def execute(options: argparse.Namespace) -> int:
             write_files(options, run.trace, estimate)
             raise
     if options.explain:
-        _explain(run.trace, is_json=is_json)
+        show_causes(estimate, is_json=is_json)
+        if run.trace.engine == "cpu":
+            _explain(run.trace, is_json=is_json)
     write_files(options, run.trace, estimate)
     return print_settings(options, estimate)
 

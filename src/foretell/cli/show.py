@@ -22,6 +22,14 @@ def show_text(estimate: Estimate, *, is_json: bool) -> None:
         text.render(estimate, console(stderr=is_json))
 
 
+def show_causes(estimate: Estimate, *, is_json: bool) -> None:
+    """Print what the interval and the request are made of (`--explain`)."""
+    from foretell.report import causes
+
+    with ignore_broken_pipe():
+        console(stderr=is_json).print(causes.render(estimate))
+
+
 def exit_code(estimate: Estimate) -> int:
     """That of the verdict, if there is one and the run was not interrupted."""
     if estimate.ended_by is not None and estimate.ended_by.kind == "interrupted":

@@ -23,6 +23,7 @@ A100_2025_CONTEXT_BYTES = 483 * MIB
 _A100 = "a100-40gb"
 _NAMED_CNNS = {"vgg16", "resnet50", "mobilenetV2", "efficientnet", "inception"}
 _TIMM_FULL_MIB = 39_000
+_FEW_LINES = 32
 
 
 def read(folder: Path, sets: Sequence[str] = ()) -> list[Case]:
@@ -74,6 +75,8 @@ def _named_model(workload: str, tools: Sequence[str]) -> Callable[[str, Row], Ca
             measured_bytes=int(row["measured_bytes"]),
             is_oom=row["oom"] == "true",
             context_bytes=None,
+            campaign="xmem",
+            draws=_other_lines(row) if workload == "causal_lm.py" else (),
             factors={
                 "model": row["model"],
                 "optimizer": row["optimizer"],
@@ -85,6 +88,12 @@ def _named_model(workload: str, tools: Sequence[str]) -> Callable[[str, Row], Ca
         )
 
     return read_row
+
+
+def _other_lines(row: Row) -> tuple[tuple[str, ...], ...]:
+    """The texts of small batches are not known; in a large batch there is always one of the full length."""
+    seeds = range(1, 4) if int(float(row["batch_size"])) <= _FEW_LINES else ()
+    return tuple(("--lines", str(seed)) for seed in seeds)
 
 
 def _other(row: Row, column: str) -> OtherEstimate:
@@ -108,6 +117,7 @@ def _campaign_case(key: str, row: Row, workload: str, arguments: tuple[str, ...]
         measured_bytes=int(float(row["max_gpu_memory_mib"])) * MIB,
         is_oom=row.get("status") == "OOM_CRASH",
         context_bytes=A100_CONTEXT_BYTES,
+        campaign="a100-2024",
         factors={"batch_size": float(row["batch_size"]), **{name: row[name] for name in factors}},
         measured=times.shares_of(row),
     )
@@ -168,6 +178,8 @@ def _timm(key: str, row: Row) -> Case:
         measured_bytes=int(float(row["measured_mib"])) * MIB,
         is_oom=False,
         context_bytes=A100_CONTEXT_BYTES,
+        campaign="a100-2024",
+        is_script_known=False,
         factors={"model": row["model"].split("_")[0], "batch_size": float(row["batch_size"])},
         others={"FakeTensor": OtherEstimate(num_bytes=int(faketensor * MIB) if faketensor > 0 else None, is_oom=None)},
     )
@@ -188,6 +200,7 @@ def _real_model(key: str, row: Row) -> Case | None:
         measured_bytes=int(float(row["measured_mib"])) * MIB,
         is_oom=False,
         context_bytes=A100_2025_CONTEXT_BYTES if is_2025 else A100_CONTEXT_BYTES,
+        campaign="a100-2025" if is_2025 else "a100-2024",
         factors={
             "model": row["model"],
             "batch_size": float(row["batch_size"]),

@@ -8,11 +8,14 @@ failed run wastes its whole allotment.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from foretell import gpus
+from foretell.evaluation.intervals import causes_for
 from foretell.evaluation.records import Answer, Case
+from foretell.records import Cause
+from foretell.rules.interval import Remainders
 
 OURS = "foretell"
 REQUEST = "foretell, request"
@@ -29,6 +32,7 @@ class Judged:
     is_oom: bool | None
     low_bytes: int | None = None
     high_bytes: int | None = None
+    causes: tuple[Cause, ...] = ()
     seconds: float | None = None
 
     @property
@@ -79,27 +83,72 @@ class Figures:
     interval_width: float | None
     """Median, relative to the measured value; of a share, absolute."""
     seconds: float | None = None
+    request_over_truth: float | None = None
+    """Of the request: its median excess over the measured value."""
+    request_holds: float | None = None
+    """Of the request: the share of runs that need no more."""
+    over_card: float | None = None
+    """Of jobs that ran: the share whose upper end, or request, is over what the card has."""
 
 
-def judge(cases: Iterable[Case], answers: dict[str, Answer]) -> list[Judged]:
-    """Every tool's estimate for every run that the engine has an answer for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseFigures:
+    """How much of the intervals of a set one cause makes."""
+
+    set: str
+    cause: str
+    num_runs: int
+    """That have it."""
+    width: float
+    """Median over these, relative to the measured value."""
+    request: float
+    """What it adds to the request."""
+
+
+def cause_figures(judged: Iterable[Judged]) -> list[CauseFigures]:
+    shares: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for each in judged:
+        if each.tool != OURS or each.error is None:
+            continue
+        for cause in each.causes:
+            width = (cause.below_bytes + cause.above_bytes) / each.case.measured_bytes
+            share = (width, cause.request_bytes / each.case.measured_bytes)
+            shares.setdefault((each.case.set, cause.name), []).append(share)
+    return [
+        CauseFigures(
+            set=set_,
+            cause=cause,
+            num_runs=len(rows),
+            width=statistics.median(width for width, _ in rows),
+            request=statistics.median(request for _, request in rows),
+        )
+        for (set_, cause), rows in shares.items()
+    ]
+
+
+def judge(
+    cases: Iterable[Case], answers: dict[str, Answer], calibrated: Callable[[Case], Remainders] | None = None
+) -> list[Judged]:
+    """Every tool's estimate for every run that the engine has an answer for. `calibrated`: the constants of the
+    interval by which a case is judged, instead of those that ship."""
     judged = []
     for case in cases:
         answer = answers.get(case.key)
         if answer is None or answer.problem or not case.has_memory:
             continue
-        for tool, num_bytes in ((OURS, answer.num_bytes), (REQUEST, answer.request_bytes)):
-            judged.append(
-                Judged(
-                    tool=tool,
-                    case=case,
-                    num_bytes=num_bytes,
-                    is_oom=answer.is_oom,
-                    low_bytes=answer.low_bytes,
-                    high_bytes=answer.high_bytes,
-                    seconds=answer.seconds,
-                )
-            )
+        causes = causes_for(case, answer, calibrated(case) if calibrated else None)
+        ours = Judged(
+            tool=OURS,
+            case=case,
+            num_bytes=answer.num_bytes,
+            is_oom=answer.is_oom,
+            low_bytes=answer.num_bytes - sum(cause.below_bytes for cause in causes),
+            high_bytes=answer.num_bytes + sum(cause.above_bytes for cause in causes),
+            causes=causes,
+            seconds=answer.seconds,
+        )
+        request = answer.num_bytes + sum(cause.request_bytes for cause in causes)
+        judged += [ours, replace(ours, tool=REQUEST, num_bytes=request)]
         for tool, other in case.others.items():
             judged.append(
                 Judged(tool=tool, case=case, num_bytes=other.num_bytes, is_oom=other.is_oom, seconds=other.seconds)
@@ -146,7 +195,25 @@ def _figures(key: tuple[str, str], judged: list[Judged]) -> Figures:
         if within
         else None,
         seconds=statistics.median(seconds) if seconds else None,
+        request_over_truth=statistics.median(errors) if errors and key[1] == REQUEST else None,
+        request_holds=statistics.fmean(error >= 0 for error in errors) if errors and key[1] == REQUEST else None,
+        over_card=_over_card(judged),
     )
+
+
+def _available_bytes(case: Case) -> int:
+    """Of the card, in the terms of the measurement."""
+    gpu = gpus.find(case.gpu)
+    return gpu.total_bytes - (gpu.context_bytes if case.context_bytes is None else 0)
+
+
+def _over_card(judged: Iterable[Judged]) -> float | None:
+    upper = [
+        ((each.num_bytes if each.tool == REQUEST else each.high_bytes) or 0) > _available_bytes(each.case)
+        for each in judged
+        if each.tool in (OURS, REQUEST) and not each.case.is_oom
+    ]
+    return statistics.fmean(upper) if upper else None
 
 
 def quantile(values: Sequence[float], part: float) -> float:

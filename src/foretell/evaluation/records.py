@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from foretell.records import Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,14 @@ class Case:
     is_oom: bool
     context_bytes: int | None
     """Memory of an empty process in that campaign, if the measured bytes include it; otherwise None."""
+    quantity: Literal["device", "allocated"] = "device"
+    """Memory of the card, or PyTorch's own."""
+    campaign: str = ""
+    """Who measured, and when: one machine, one version of each library."""
+    is_script_known: bool = True
+    """False: nobody recorded how the model was trained, so the script here is a guess."""
+    draws: tuple[tuple[str, ...], ...] = ()
+    """Further arguments, each for a run with other batches, where those of the measured run are not known."""
     factors: dict[str, str | float] = field(default_factory=dict)
     others: dict[str, OtherEstimate] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
@@ -41,8 +51,13 @@ class Case:
         return self.measured_bytes > 0
 
     @property
+    def family(self) -> str:
+        """Runs of one architecture: never on both sides of a calibration."""
+        names = ("model", "architecture")
+        return f"{self.campaign}/{next((str(self.factors[name]) for name in names if name in self.factors), self.set)}"
+
+    @property
     def is_kept_back(self) -> bool:
-        """Not used in fitting the interval of convolutions; other constants did use it (docs/accuracy.md)."""
         return int(self.key.rpartition("/")[2]) % 2 == 1
 
 
@@ -57,9 +72,8 @@ class Answer:
     """Why there is no number."""
     is_oom: bool = False
     num_bytes: int = 0
-    low_bytes: int = 0
-    high_bytes: int = 0
-    request_bytes: int = 0
     reserved_bytes: int = 0
     seconds: float = 0.0
+    evidence: Evidence | None = None
+    """What the interval and the request are computed from; None if there is no number."""
     details: dict[str, Any] = field(default_factory=dict)

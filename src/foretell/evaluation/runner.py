@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from foretell.errors import ForetellError
 from foretell.evaluation import times
 from foretell.evaluation.records import Answer, Case
 from foretell.jobs import CaptureOptions, Job
-from foretell.records import Engine, Estimate
+from foretell.records import Engine, Estimate, Evidence
 from foretell.runs import OUTPUT, Warm
 
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -33,20 +33,21 @@ def modules_of(cases: Iterable[Case]) -> list[str]:
     return sorted({name for case in cases for name in _MODULES.get(case.workload, ())})
 
 
-def job_of(case: Case, engine: Engine) -> Job:
+def job_of(case: Case, engine: Engine, *, more_arguments: tuple[str, ...] = ()) -> Job:
     gpu = gpus.find(case.gpu)
     if not case.has_memory:
         # Times on any card follow from the recorded work, also on cards that this torch has no kernels for.
         gpu = replace(gpus.find(times.RECORDED_ON), total_bytes=times.MEMORY_OF_NO_LIMIT)
     return Job(
-        command=(str(WORKLOADS / case.workload), *case.arguments),
+        command=(str(WORKLOADS / case.workload), *case.arguments, *more_arguments),
         gpu=gpu,
         # With a given context the interval covers only the rest; the context is subtracted again where it does not
         # count.
         context_bytes=gpu.context_bytes if case.context_bytes is None else case.context_bytes,
         options=CaptureOptions(
-            steps="all", history=False, engine=engine, timeout_seconds=TIMEOUT_SECONDS, time=bool(case.measured)
-        ),
+            steps="all", history=case.has_memory, attribution=bool(case.measured), engine=engine,
+            timeout_seconds=TIMEOUT_SECONDS, time=bool(case.measured),
+        ),  # fmt: skip
     )
 
 
@@ -68,10 +69,32 @@ def answer(asked: tuple[Case, Engine], warm: Warm) -> Answer:
     timed = times.details(run.trace, gpus.find(case.gpu)) if case.measured else {}
     if case.measured and not (timed or case.has_memory):
         return Answer(key=case.key, engine=engine, torch="", problem=f"no step time: {time.why_unknown(run.trace)}")
-    return _in_terms_of(case, engine, estimate, timed)
+    evidence = estimate.evidence
+    if case.draws and estimate.oom is None and evidence is not None:
+        evidence = _with_draws(evidence, [_reserved_bytes(case, engine, draw, warm) for draw in case.draws])
+    return _in_terms_of(case, engine, estimate, evidence, timed)
 
 
-def _in_terms_of(case: Case, engine: Engine, estimate: Estimate, timed: dict[str, Any]) -> Answer:
+def _reserved_bytes(case: Case, engine: Engine, draw: tuple[str, ...], warm: Warm) -> int | None:
+    try:
+        estimate = api.run(job_of(case, engine, more_arguments=draw), warm=warm).complete_estimate
+    except ForetellError:
+        return None
+    return None if estimate.oom else estimate.peak.reserved_bytes
+
+
+def _with_draws(evidence: Evidence, reserved: Sequence[int | None]) -> Evidence:
+    known = [evidence.reserved_bytes, *(size for size in reserved if size is not None)]
+    return replace(
+        evidence,
+        shorter_bytes=evidence.reserved_bytes - min(known),
+        longer_bytes=max(known) - evidence.reserved_bytes,
+    )
+
+
+def _in_terms_of(
+    case: Case, engine: Engine, estimate: Estimate, evidence: Evidence | None, timed: dict[str, Any]
+) -> Answer:
     peak = estimate.peak
     without = peak.context_bytes if case.context_bytes is None else 0
     return Answer(
@@ -79,10 +102,8 @@ def _in_terms_of(case: Case, engine: Engine, estimate: Estimate, timed: dict[str
         engine=engine,
         torch=estimate.torch_version,
         is_oom=estimate.verdict == "oom",
-        num_bytes=peak.device_bytes - without,
-        low_bytes=peak.device_low_bytes - without,
-        high_bytes=peak.device_high_bytes - without,
-        request_bytes=peak.request_bytes - without,
+        num_bytes=peak.allocated_bytes if case.quantity == "allocated" else peak.device_bytes - without,
+        evidence=evidence,
         reserved_bytes=peak.reserved_bytes,
         seconds=estimate.seconds.get("total", 0.0),
         details={"allocated_bytes": peak.allocated_bytes, "libraries": list(estimate.library_names), **timed},

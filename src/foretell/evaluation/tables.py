@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from foretell.evaluation.metrics import OURS, Figures
+from foretell.evaluation.metrics import OURS, CauseFigures, Figures
 from foretell.evaluation.pairs import SpeedFigures
 from foretell.evaluation.statistics import Draws, Factor
 from foretell.units import format_bytes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HEADINGS = (
     "set", "tool", "runs", "median", "p90", "bias", "OOM correct", "missed", "false", "PEF", "MCP", "inside", "width",
-    "seconds",
+    "over", "holds", "seconds",
 )  # fmt: skip
 _NOTHING = ""
 
@@ -39,6 +39,8 @@ def figure_row(figures: Figures) -> tuple[str, ...]:
         _signed_bytes(figures.saved_bytes),
         _percent(figures.interval_coverage, digits=1),
         _percent(figures.interval_width, digits=1),
+        _percent(figures.request_over_truth, digits=1),
+        _percent(figures.request_holds, digits=1),
         _NOTHING if figures.seconds is None else f"{figures.seconds:.1f}",
     )
 
@@ -60,6 +62,11 @@ def time_row(figures: Figures) -> tuple[str, ...]:
         _percent(figures.interval_coverage, digits=1),
         _percent(figures.interval_width, digits=1),
     )
+
+
+def cause_row(figures: CauseFigures) -> tuple[str, ...]:
+    width, request = _percent(figures.width, digits=1), _percent(figures.request, digits=1)
+    return figures.set, figures.cause, str(figures.num_runs), width, request
 
 
 def factor_row(factor: Factor) -> tuple[str, ...]:
@@ -101,6 +108,7 @@ def print_speeds(figures: Sequence[SpeedFigures], console: Console) -> None:
     console.print("  speeds of two jobs on one card, from how busy each was measured to keep it alone")
 
 
+CAUSE_HEADINGS = ("set", "cause", "runs", "width", "in the request")
 FACTOR_HEADINGS = ("set", "factor", "levels", "explains", "F", "p")
 DRAWS_HEADINGS = ("set", "tool", "figure", "mean", "95 % interval")
 
@@ -157,6 +165,17 @@ def print_instant(figures: Sequence[Figures], classes: Sequence[ClassFigures], c
     rows = [instant_row(each, by_key[each.set, each.tool]) for each in figures]
     order = list(dict.fromkeys(row[0] for row in rows))
     _print_table(INSTANT_HEADINGS, sorted(rows, key=lambda row: order.index(row[0])), console, bold="guess")
+
+
+def print_causes(causes: Sequence[CauseFigures], console: Console) -> None:
+    """What the intervals are made of."""
+    table = Table(box=None, padding=(0, 1), header_style="bright_black")
+    for number, heading in enumerate(CAUSE_HEADINGS):
+        table.add_column(heading, justify="left" if number < 2 else "right", no_wrap=True)
+    for each in causes:
+        table.add_row(*cause_row(each))
+    console.print("\nwhat the intervals are made of:")
+    console.print(table)
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -49,6 +49,8 @@ def document(estimate: Estimate) -> dict[str, Any]:
             "request_bytes": peak.request_bytes,
             **(_at_peak(estimate.attribution) if estimate.attribution else {}),
         },
+        "causes": [asdict(each) for each in estimate.causes],
+        "evidence": asdict(estimate.evidence) if estimate.evidence else None,
         "library_names": list(estimate.library_names),
         "is_context_given": estimate.is_context_given,
         "used_by_others_bytes": estimate.used_by_others_bytes,

@@ -1,52 +1,154 @@
-"""The uncertainty of an estimate, from the errors on measured runs (docs/accuracy.md lists them).
+"""The interval of an estimate and the request, as sums of named causes: what of a run is not known, and how much memory
+it may be.
 
-The spread has three terms: a constant, a share of PyTorch's reserved memory, and a multiple of x, y and w of the
-largest convolution: cuDNN copies them or does not, so errors are more often whole copies than parts of them.
+What can be read off the run or off public measurements is a rule here. What remains, measured minus estimated, is
+calibrated on measured runs: `make calibration` writes it to interval.toml, and docs/accuracy.md says how. Each
+`Spread` has three terms: a constant, a share of PyTorch's reserved memory, and a multiple of how far the peak moves in
+replays with other workspaces of cuDNN (analysis/workspaces.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+from ..records import CONVOLUTION_KINDS, Cause, ConvolutionKind, Evidence
 from ..units import MIB
 
-
+CONSTANTS = Path(__file__).with_name("interval.toml")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    num_bytes: int
-    of_reserved: float
-    of_convolution: float = 0.0
+    """An amount of memory, by what it grows with."""
 
-    def bytes_for(self, reserved_bytes: int, convolution_bytes: int) -> int:
-        varying = self.of_reserved * reserved_bytes + self.of_convolution * convolution_bytes
-        return self.num_bytes + int(varying)
+    mib: float
+    of_reserved: float
+    of_workspaces: float = 0.0
+
+    def bytes_for(self, evidence: Evidence) -> int:
+        varying = self.of_reserved * evidence.reserved_bytes + self.of_workspaces * evidence.workspace_spread_bytes
+        return max(0, int(self.mib * MIB + varying))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spreads:
-    low: Spread
-    high: Spread
+class Remainder:
+    """What remains of the error once every other cause is taken away."""
+
+    below: Spread
+    above: Spread
     request: Spread
-    """Exceeded by 1 % of runs; `high` by 2.5 %."""
+    runs: int = 0
+    """Measured runs it was calibrated on, in so many groups; no group was judged by itself."""
+    groups: int = 0
 
 
-# CONVOLUTIONS was fitted to cnn_a100's rows of even line numbers (1.3 % lay below, 1.9 % above) and chosen among
-# candidates with the odd ones in view; the other two were set by hand with all rows in view. The request: 1 % above.
-PLAIN = Spreads(
-    low=Spread(num_bytes=24 * MIB, of_reserved=0.055),
-    high=Spread(num_bytes=100 * MIB, of_reserved=0.08),
-    request=Spread(num_bytes=128 * MIB, of_reserved=0.20),
-)
-"""No convolution by cuDNN: only text lengths and the order of cached blocks vary."""
-WITHOUT_WORKSPACES = Spreads(
-    low=Spread(num_bytes=60 * MIB, of_reserved=0.08),
-    high=Spread(num_bytes=100 * MIB, of_reserved=0.13),
-    request=Spread(num_bytes=100 * MIB, of_reserved=0.25),
-)
-"""Convolutions, all estimated to need no workspace: on cards without a rule, and if all are small."""
-CONVOLUTIONS = Spreads(
-    low=Spread(num_bytes=60 * MIB, of_reserved=0.08, of_convolution=1.0),
-    high=Spread(num_bytes=100 * MIB, of_reserved=0.15, of_convolution=1.5),
-    request=Spread(num_bytes=100 * MIB, of_reserved=0.20, of_convolution=3.0),
-)
-"""Convolutions with workspaces, as answered by cuDNN or by rule."""
+UNRECORDED = "unrecorded"
+"""Of measured runs whose script nobody recorded: `foretell evaluate` alone."""
+Remainders = Mapping[str, Remainder]
+"""By `ConvolutionKind`, and of UNRECORDED."""
+
+
+@cache
+def remainders() -> Remainders:
+    """As shipped."""
+    import sys
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    document: dict[str, Any] = tomllib.loads(CONSTANTS.read_text("utf-8"))
+    return {kind: _remainder(document[kind]) for kind in (*CONVOLUTION_KINDS, UNRECORDED)}
+
+
+def _remainder(table: dict[str, Any]) -> Remainder:
+    spreads = {name: Spread(**table[name]) for name in ("below", "above", "request")}
+    return Remainder(**spreads, runs=table["runs"], groups=table["groups"])
+
+
+CONTEXT_BELOW, CONTEXT_ABOVE, CONTEXT_REQUEST = 0.40, 0.40, 0.55
+"""Of the guess for the card (gpus.toml), for a context that nobody measured. Empty processes that load kernels as they
+are used: 483 MiB on an A100 against a guess of 426."""
+_LIBRARIES_BYTES = 56 * MIB
+"""What libraries load differs between versions: on an A100, 41 MiB and 94 MiB were measured for much the same calls."""
+
+
+def causes_of(evidence: Evidence, calibrated: Remainders | None = None) -> tuple[Cause, ...]:
+    """The causes that apply, largest first. `calibrated`: instead of the shipped figures."""
+    remainder = (calibrated or remainders())[evidence.kind]
+    found = [cause for cause in _causes(evidence, remainder) if cause.below_bytes or cause.request_bytes]
+    return tuple(sorted(found, key=lambda cause: -cause.below_bytes - cause.request_bytes))
+
+
+def _causes(evidence: Evidence, remainder: Remainder) -> Iterator[Cause]:
+    yield _context(evidence)
+    yield _libraries(evidence)
+    yield Cause(
+        name="streams",
+        below_bytes=evidence.waiting_bytes,
+        above_bytes=0,
+        request_bytes=0,
+        why="blocks wait for another stream, which may be done earlier",
+    )
+    yield Cause(
+        name="lengths",
+        below_bytes=evidence.shorter_bytes,
+        above_bytes=evidence.longer_bytes,
+        request_bytes=evidence.longer_bytes,
+        why="batches differ in shape, and others than those seen may come (--data-only looks at all)",
+    )
+    yield Cause(
+        name="workspaces",
+        below_bytes=evidence.undocumented_bytes // 2,
+        above_bytes=evidence.undocumented_bytes,
+        request_bytes=evidence.undocumented_bytes,
+        why="what recurrent nets, Fourier transforms or solvers need is not documented",
+    )
+    yield Cause(
+        name="connections",
+        below_bytes=evidence.connection_bytes // 2,
+        above_bytes=evidence.connection_bytes,
+        request_bytes=evidence.connection_bytes,
+        why="what NCCL allocates depends on the topology of the machine",
+    )
+    above = remainder.above.bytes_for(evidence)
+    yield Cause(
+        name="remainder" if evidence.kind == "plain" else "convolutions",
+        below_bytes=remainder.below.bytes_for(evidence),
+        above_bytes=above,
+        request_bytes=max(above, remainder.request.bytes_for(evidence)),
+        why=_WHYS[evidence.kind],
+    )
+
+
+_WHYS: dict[ConvolutionKind, str] = {
+    "plain": "what remained on measured runs: the order of cached blocks",
+    "asked": "another cuDNN may choose other plans than the one installed here",
+    "ruled": "cuDNN cannot be asked here; its workspaces follow a rule fitted to measured runs",
+    "unruled": "cuDNN cannot be asked here, and there is no rule for this card: its workspaces are taken to be zero",
+}
+
+
+def _context(evidence: Evidence) -> Cause:
+    guess = 0 if evidence.is_context_given else evidence.context_bytes
+    return Cause(
+        name="context",
+        below_bytes=int(CONTEXT_BELOW * guess),
+        above_bytes=int(CONTEXT_ABOVE * guess),
+        request_bytes=int(CONTEXT_REQUEST * guess),
+        why="the memory of an empty process is a guess for this card (--context or --profile replaces it)",
+    )
+
+
+def _libraries(evidence: Evidence) -> Cause:
+    is_known = evidence.is_context_given or evidence.are_libraries_measured
+    size = 0 if is_known or not evidence.library_bytes else _LIBRARIES_BYTES
+    return Cause(
+        name="libraries",
+        below_bytes=min(size, evidence.library_bytes),
+        above_bytes=size,
+        request_bytes=size,
+        why="what cuBLAS and cuDNN load differs between their versions and cards",
+    )

@@ -27,7 +27,7 @@ _BOOTSTRAP = Path(__file__).parent.parent / "inside" / "bootstrap"
 
 
 def libraries_of(job: Job) -> LibraryBytes:
-    guessed = library_bytes(job.gpu)
+    guessed = library_bytes(job.gpu, context_bytes=job.context_bytes)
     # A profile of a single card does not cover NCCL.
     return guessed if job.profile is None else replace(job.profile.libraries, nccl=guessed.nccl)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,11 +64,11 @@ def lines(path: Path) -> Iterator[tuple[str, str, Any]]:
             continue
 
 
-def state_of_code(*others: Path) -> str:
+def state_of_code(*others: Path, without: Collection[Path] = ()) -> str:
     """A short hash of everything a result depends on: foretell's own code and tables, and other files or folders."""
     digest = hashlib.sha256()
     for place in (_PACKAGE, *others):
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if path.suffix in _CODE and "cli" not in path.relative_to(place).parts:
+            if path.suffix in _CODE and path not in without and "cli" not in path.relative_to(place).parts:
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

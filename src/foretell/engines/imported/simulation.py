@@ -67,7 +67,7 @@ def simulate(
     torch_version: str | None = None,
 ) -> Trace:
     context = gpu.context_bytes if context_bytes is None else context_bytes
-    libraries = library_bytes(gpu)
+    libraries = library_bytes(gpu, context_bytes=context_bytes)
     names = tuple(dict.fromkeys(call.function for call in calls))
     played = _play(job, capacity_for(gpu, context_bytes=context, libraries=libraries, functions=names))
     return Trace(
