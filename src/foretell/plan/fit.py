@@ -30,8 +30,10 @@ from foretell.jobs import Job
 from foretell.plan.variants import Outcome, Variants
 from foretell.records import Estimate, Gpu, GpuClass, Need
 from foretell.report import json as json_report
+from foretell.rules import widened
 from foretell.rules.architectures import has_kernels_for
 from foretell.rules.capacity import Capacity
+from foretell.rules.interval import causes_of
 from foretell.runs.pool import Workers
 from foretell.units import TIB, parse_bytes
 
@@ -459,8 +461,7 @@ def _apart_from_context(outcome: Outcome, gpu: Gpu) -> object:
         peak.allocated_bytes,
         peak.reserved_bytes,
         peak.library_bytes,
-        peak.device_high_bytes - context,
-        peak.request_bytes - context,
+        estimate.evidence and replace(estimate.evidence, context_bytes=0),
         others,
         estimate.device_bytes - max(1, others) * context,
     )
@@ -468,7 +469,7 @@ def _apart_from_context(outcome: Outcome, gpu: Gpu) -> object:
 
 def with_context(estimate: Estimate, more_bytes: int) -> Estimate:
     """The same job on a card whose context is larger by so much."""
-    peak, at_once = estimate.peak, estimate.together
+    peak, at_once, evidence = estimate.peak, estimate.together, estimate.evidence
     changed = replace(
         peak,
         context_bytes=peak.context_bytes + more_bytes,
@@ -476,6 +477,10 @@ def with_context(estimate: Estimate, more_bytes: int) -> Estimate:
         device_high_bytes=peak.device_high_bytes + more_bytes,
         request_bytes=peak.request_bytes + more_bytes,
     )
+    if evidence is not None:  # a larger guess is a less certain one
+        evidence = replace(evidence, context_bytes=evidence.context_bytes + more_bytes)
+        estimate = replace(estimate, causes=causes_of(evidence), evidence=evidence)
+        changed = widened(changed, estimate.causes)
     if at_once is not None:
         device_bytes = at_once.device_bytes + at_once.num_processes * more_bytes
         at_once = replace(at_once, device_bytes=device_bytes)
