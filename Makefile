@@ -104,7 +104,10 @@ accuracy: ## compare estimates with measured runs (GROUND_TRUTH), with the versi
 
 calibration: ## fit the constants of the intervals to measured runs (GROUND_TRUTH): src/foretell/rules/interval.toml
 	$(MAKE) environment native STACK=$(OLDEST)
+	$(MAKE) environment native STACK=torch-2.15
 	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --sample 160 --fit src/foretell/rules/interval.toml $(ARGS)
+	build/torch-2.15/bin/foretell evaluate $(GROUND_TRUTH) --sample 45 --sets cnn_rtx,cnn_a100,real_models_a100 \
+	  --fit src/foretell/rules/interval.toml $(ARGS)
 
 accuracy-cpu: ## do the same with the CPU engine: docs/accuracy-cpu.md
 	$(MAKE) environment native STACK=$(OLDEST)

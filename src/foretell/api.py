@@ -148,7 +148,7 @@ def _need_of(first: Run, on_progress: Callable[[Progress], None] | None) -> tupl
         return None, "no time was left (--timeout)"
     large = with_much_memory(job.gpu)
     # Its output is not shown: the user has seen it once.
-    options = replace(job.options, timeout_seconds=seconds, stdout="file", history=False, attribution=False)
+    options = replace(job.options, timeout_seconds=seconds, stdout="file", attribution=False)
     try:
         estimate = run(replace(job, gpu=large, options=options), on_progress=on_progress).complete_estimate
     except Interrupted:

@@ -136,7 +136,7 @@ class Variants:
 
 def recorded_briefly(job: Job) -> Job:
     """Without what costs time and does not change the peaks."""
-    return replace(job, options=replace(job.options, history=False, attribution=False, stdout="file"))
+    return replace(job, options=replace(job.options, attribution=False, stdout="file"))
 
 
 def _run(item: tuple[Job, bool], warm: Warm | None) -> Outcome:
