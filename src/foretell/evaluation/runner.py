@@ -47,7 +47,7 @@ def job_of(case: Case, engine: Engine, *, more_arguments: tuple[str, ...] = ()) 
         options=CaptureOptions(
             steps="all", history=case.has_memory, attribution=bool(case.measured), engine=engine,
             timeout_seconds=TIMEOUT_SECONDS, time=bool(case.measured),
-        ),  # fmt: skip
+        ),
     )
 
 
