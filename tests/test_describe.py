@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+import foretell
+from foretell import api
+from foretell.errors import ScriptError, UnsupportedError
 from foretell.features import JobFeatures, features_from
+from foretell.guessing.functions import describe_script
 from foretell.inside.describe import Catcher, FirstForward
+from foretell.learn.meta import describe_model
+from foretell.runs import Warm
 
 BATCH = 64
 
@@ -103,3 +112,101 @@ def test_a_script_that_ends_before_its_backward_pass_leaves_nothing() -> None:
     del result, recorder
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.shape == (BATCH, 128)]
+
+
+# --- a model object, on the meta device -------------------------------------------------------------------------------
+
+
+def test_on_meta_a_model_is_described_as_elsewhere() -> None:
+    described = describe_model(net(), torch.randn(BATCH, 256))
+    there = features_from({"source": "model", **described})
+    assert there == caught(net(), torch.randn(BATCH, 256))
+
+
+def test_on_meta_dropout_keeps_a_byte_for_each_element() -> None:
+    model = nn.Sequential(nn.Linear(256, 128), nn.Dropout(0.5))
+    saved = describe_model(model, torch.randn(BATCH, 256))["saved_bytes"]
+    assert saved == 4 * BATCH * 256 + BATCH * 128
+
+
+def test_on_meta_attention_keeps_no_scores() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(32, 96)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = self.project(x).view(2, 128, 3, 4, 8).permute(2, 0, 3, 1, 4)
+            return nn.functional.scaled_dot_product_attention(query, key, value)
+
+    saved = describe_model(Attention(), torch.randn(2, 128, 32))["saved_bytes"]
+    rows = 2 * 128
+    # Input, query with key and value, the result, and a number for each row and head.
+    assert saved == 4 * rows * (32 + 96 + 32 + 4)
+
+
+def test_the_model_itself_stays_as_it_is() -> None:
+    model = net().eval()
+    describe_model(model, torch.randn(BATCH, 256))
+    assert {each.device.type for each in model.parameters()} == {"cpu"}
+    assert not model.training
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_python_guesses_from_a_model_and_a_batch() -> None:
+    guessed = foretell.guess(net(), torch.randn(BATCH, 256), gpu="a100-40gb", batch_size=2 * BATCH)
+    assert (guessed.source, guessed.batch_size, guessed.decision) == ("model", 2 * BATCH, "fits")
+
+
+def test_a_model_that_reads_values_is_refused_with_a_way_out() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * x.sum().item()
+
+    with pytest.raises(UnsupportedError, match="Guess from the training script instead"):
+        describe_model(Reads(), torch.randn(2, 4))
+
+
+# --- a script, on the virtual GPU -------------------------------------------------------------------------------------
+
+TRAINS = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(256, 128), torch.nn.ReLU(), torch.nn.Linear(128, 16)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(3):
+    assert step == 0, "no step is taken"
+    optimizer.zero_grad()
+    model(torch.randn(64, 256).cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    with Warm() as warm:
+        yield warm
+
+
+def described(script: Path, text: str, warm: Warm) -> JobFeatures:
+    script.write_text(text)
+    return describe_script(api.make_job([str(script)], gpu="rtx-3060"), warm=warm)
+
+
+def test_a_script_is_caught_before_its_first_backward_pass(tmp_path: Path, warm: Warm) -> None:
+    job = described(tmp_path / "train.py", TRAINS, warm)
+    assert (job.saved_bytes, job.batch_size) == (4 * 64 * (256 + 128), 64)
+    assert (job.optimizer, job.momentum, job.source) == ("SGD", True, "script")
+
+
+def test_a_script_that_fails_is_the_scripts_own_failure(tmp_path: Path, warm: Warm) -> None:
+    with pytest.raises(ScriptError, match=r"failed before its first backward pass(.|\n)*no data"):
+        described(tmp_path / "train.py", "import torch\nraise ValueError('no data')", warm)
+
+
+def test_a_script_that_trains_nothing_has_no_guess(tmp_path: Path, warm: Warm) -> None:
+    with pytest.raises(UnsupportedError, match="ended without a backward pass"):
+        described(tmp_path / "train.py", "import torch\ntorch.zeros(1).cuda()", warm)

@@ -67,6 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--estimators", metavar="A,B",
         help="judge instant estimators (guess, formula, horus, dnnmem, ...) instead of an engine: no step is run",
     )  # fmt: skip
+    parser.add_argument(
+        "--write-rows", metavar="FILE", type=Path,
+        help="with --estimators: write the measured runs as a data set, for `foretell train --fine-tune`",
+    )  # fmt: skip
     parser.add_argument("--model", metavar="FILE", type=Path, help="guess with a model of `foretell train`")
     parser.add_argument(
         "--workers", metavar="N|ray|ray://HOST:PORT", default=str(os.cpu_count() or 1),
@@ -156,6 +160,9 @@ def _check(options: argparse.Namespace) -> None:
     if options.sample is not None and options.sample < 1:
         raise UsageError(f"--sample {options.sample}: must be 1 or more.")
     check_targets({f"--{name}": getattr(options, name) for name in ("answers", "html", "json", "markdown", "fit")})
+    check_targets({"--write-rows": options.write_rows})
+    if options.write_rows and not options.estimators:
+        raise UsageError("--write-rows goes with --estimators.")
 
 
 def _sets(options: argparse.Namespace) -> list[str]:
@@ -210,6 +217,7 @@ def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
     from foretell.cli.files import write
     from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.evaluation import instant, tables
+    from foretell.learn import dataset
     from foretell.learn.processes import state_of_description
     from foretell.runs import Store
 
@@ -228,6 +236,8 @@ def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
 
         jobs = instant.describe(cases, store, workers=options.workers, on_progress=show)
     store.close()
+    if options.write_rows:
+        dataset.write(options.write_rows, instant.measured_rows(cases, jobs))
     judged, bounds = instant.judge(cases, jobs, estimators)
     figures, classes = instant.figures(judged + bounds), list(instant.class_figures(judged + bounds))
     problems = {key: job for key, job in jobs.items() if isinstance(job, str)}

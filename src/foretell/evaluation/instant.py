@@ -17,6 +17,7 @@ from foretell.features import JobFeatures, features_from
 from foretell.formulas import FORMULAS, Estimator
 from foretell.formulas.device import beside_bytes, device_bytes
 from foretell.learn import estimator as learned
+from foretell.learn.dataset import Row
 from foretell.learn.processes import describe_scripts
 from foretell.runs.store import Store
 from foretell.units import GIB
@@ -139,6 +140,25 @@ def class_figures(judged: Sequence[Judged]) -> Iterator[ClassFigures]:
             accuracy=statistics.fmean(found == true for found, true in pairs),
             too_low=statistics.fmean(found is not None and found < true for found, true in pairs),
         )
+
+
+def measured_rows(cases: Sequence[Case], jobs: dict[str, JobFeatures | str]) -> list[Row]:
+    """Measured runs as rows of a data set: what PyTorch reserved, by the measurement less context and libraries. Runs
+    out of memory are left out, because the level they reached is not their need."""
+    found = []
+    for case in cases:
+        job = jobs[case.key]
+        if isinstance(job, str) or case.is_oom:
+            continue
+        reserved = case.measured_bytes - (case.context_bytes or 0) - beside_bytes(job, gpus.find(case.gpu))
+        model = str(case.factors.get("model", case.key)).split("_")[0]
+        found.append(
+            Row(
+                kind=case.set, group=f"{case.set}-{model}", gpu=case.gpu, torch=job.torch_version, source=case.set,
+                draw="", features=replace(job, name=case.key), reserved_bytes=max(reserved, 0),
+            )
+        )  # fmt: skip
+    return found
 
 
 _OOM = 1 << 30

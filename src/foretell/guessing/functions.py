@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from foretell.learn.processes import Worker
 from foretell.plain import parse_json
 from foretell.protocol.journal import lines_of
 from foretell.records import Gpu
-from foretell.runs import OUTPUT, launch
+from foretell.runs import OUTPUT, Warm, launch
 from foretell.units import parse_bytes
 
 _SUMMARY_SUFFIXES = (".txt", ".log", ".md")
@@ -56,17 +57,15 @@ def guess(
     return answer(features, card, context_bytes=context_bytes)
 
 
-def describe_script(job: Job) -> JobFeatures:
+def describe_script(job: Job, *, warm: Warm | None = None) -> JobFeatures:
     """Run the script on the virtual GPU up to its first backward pass, and describe what it trains. No step is taken,
     and the card is so large that nothing runs out of memory."""
-    from dataclasses import replace
-
     options = replace(
         job.options, describe=True, history=False, attribution=False, steps="all", engine="virtual", stdout="file"
     )
     described = replace(job, gpu=api.with_much_memory(job.gpu), options=options)
     with api.scratch() as folder:
-        result = launch(described, folder)
+        result = launch(described, folder, warm=warm)
         lines = lines_of(folder, "features")
         output = (folder / OUTPUT).read_text(errors="replace") if (folder / OUTPUT).exists() else ""
         problems = lines_of(folder, "unsupported")

@@ -63,7 +63,7 @@ class Learned:
 
 
 def stratum(features: JobFeatures, gpu: Gpu) -> str:
-    """Jobs with residuals of one kind: the family and, for what a workspace may decide, its share of the formula."""
+    """Jobs with errors of one kind: the family and, for what a workspace may decide, its share of the formula."""
     if features.family != "cnn" or not features.is_complete:
         return features.family
     values = terms(features, gpu)

@@ -15,13 +15,18 @@ import torch
 from torch import nn
 
 from foretell.errors import UnsupportedError
-from foretell.inside.describe import Catcher
+from foretell.inside.describe import Catcher, Described
 
 
 def describe_model(model: nn.Module, *inputs: Any, optimizer: str = "Adam") -> dict[str, Any]:
     """The plain fields of `JobFeatures`, for one training step with the sum of the first output as its loss."""
     found: list[Any] = []
-    with Catcher(found.append), _as_cuda_saves():
+
+    def caught(description: dict[str, Any]) -> None:
+        found.append(description)
+        raise Described
+
+    with contextlib.suppress(Described), Catcher(caught), _as_cuda_saves():
         shadow = _on_meta(model).train()
         options = {"foreach": True} if optimizer in ("Adam", "AdamW", "SGD") else {}
         getattr(torch.optim, optimizer)(shadow.parameters(), lr=1e-3, **options)
@@ -29,11 +34,10 @@ def describe_model(model: nn.Module, *inputs: Any, optimizer: str = "Adam") -> d
             outputs = shadow(*(_moved(each) for each in inputs))
             _first(outputs).float().sum().backward()
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-            if not found:
-                raise UnsupportedError(
-                    f"the forward pass of {type(model).__name__} failed on the meta device: {str(error)[:300]} Guess "
-                    "from the training script instead, which runs on a virtual GPU: foretell.guess(['train.py', ...])."
-                ) from None
+            raise UnsupportedError(
+                f"the forward pass of {type(model).__name__} failed on the meta device: {str(error)[:300]} Guess from "
+                "the training script instead, which runs on a virtual GPU: foretell.guess(['train.py', ...])."
+            ) from None
     if not found:
         raise UnsupportedError(f"{type(model).__name__} has no parameters to train.")
     description: dict[str, Any] = found[0]

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 FOLDS = 5
 FEWEST_ROWS = 50
 FEWEST_MEASURED = 5
+FEWEST_FOR_INTERVALS = 40
 _PARAMETERS = {
-    "objective": "regression_l1", "learning_rate": 0.05, "num_leaves": 24, "min_data_in_leaf": 12, "lambda_l2": 1.0,
-    "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1, "verbosity": -1, "num_threads": 1, "seed": 0,
+    "objective": "regression_l1", "learning_rate": 0.08, "num_leaves": 20, "max_depth": 6, "min_data_in_leaf": 12,
+    "lambda_l2": 1.0, "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1, "verbosity": -1,
+    "num_threads": 1, "seed": 0,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-_ROUNDS = 350
+_ROUNDS = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +120,17 @@ def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[L
     def counted(name: str) -> dict[str, int]:
         return dict(Counter(str(getattr(row, name)) for row in rows))
 
+    factors, spreads = adapted(trained, measured)
     card = {
         "features": {depth: list(names(depth)) for depth in TERMS},
-        "spreads": trained.spreads,
+        "spreads": spreads,
         "scores": trained.scores,
-        "factors": factors(trained, measured),
+        "factors": factors,
         "data": {
             "jobs": len(rows), "kinds": counted("kind"), "gpus": counted("gpu"), "torch": counted("torch"),
-            "sources": counted("source"), "measured_rows": len(measured),
+            "sources": counted("source"),
+            "measured_rows": len(measured),
+            "measured_use": "one factor and the intervals of each family" if measured else "none",
             "settings": "three training steps, zero_grad to None, cudnn.benchmark off, no gradient accumulation",
         },
         "largest_bytes": max(row.reserved_bytes for row in rows),
@@ -134,17 +139,36 @@ def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[L
     trees.save(path, trained.models, card)
 
 
-def factors(trained: Trained, measured: Sequence[Labelled]) -> dict[str, float]:
-    """For each family, the median of truth / estimate on measured runs, where there are enough."""
+def adapted(
+    trained: Trained, measured: Sequence[Labelled]
+) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]]]:
+    """For each family with enough measured runs, the median of truth / estimate, and intervals from what it leaves. The
+    intervals of jobs known by a summary stay as they are."""
     from foretell.learn.estimator import Learned
 
     np = trees.numpy()
     model = Learned(trained.models, {"spreads": trained.spreads})
-    ratios: dict[str, list[float]] = {}
-    for row, guess in zip(measured, model.guess_all([(row.features, row.gpu) for row in measured]), strict=True):
-        if guess is not None:
-            ratios.setdefault(row.features.family, []).append(row.reserved_bytes / guess.reserved_bytes)
-    return {name: round(float(np.median(each)), 5) for name, each in ratios.items() if len(each) >= FEWEST_MEASURED}
+    guesses = model.guess_all([(row.features, row.gpu) for row in measured])
+    logs: dict[str, list[tuple[str, float]]] = {}
+    for row, guess in zip(measured, guesses, strict=True):
+        if guess is not None and row.reserved_bytes > 0:
+            residual = float(np.log(row.reserved_bytes / guess.reserved_bytes))
+            logs.setdefault(row.features.family, []).append((stratum(row.features, row.gpu), residual))
+    factors: dict[str, float] = {}
+    complete = dict(trained.spreads["complete"])
+    for family, pairs in logs.items():
+        if len(pairs) < FEWEST_MEASURED:
+            continue
+        middle = float(np.median([residual for _, residual in pairs]))
+        factors[family] = round(float(np.exp(middle)), 5)
+        if len(pairs) < FEWEST_FOR_INTERVALS:
+            continue
+        for name in {each for each, _ in pairs} | {family}:
+            own_residuals = np.array([residual - middle for each, residual in pairs if each.startswith(name)])
+            if len(own_residuals) < FEWEST_FOR_INTERVALS:
+                own_residuals = np.array([residual - middle for _, residual in pairs])
+            complete[name] = _spread(own_residuals, np)
+    return factors, {**trained.spreads, "complete": complete}
 
 
 def _at(rows: Sequence[Labelled], depth: Depth) -> list[Labelled]:
@@ -179,11 +203,7 @@ def _summaries(rows: Sequence[Labelled], residuals: Any, np: Any) -> tuple[dict[
         own_residuals = residuals[[each.startswith(name) for each in strata]]
         if not len(own_residuals):
             own_residuals = residuals
-        spreads[name] = {
-            "low": round(_conformal(own_residuals, 0.025, np), 5),
-            "high": round(_conformal(own_residuals, 0.975, np), 5),
-            "bound": round(max(0.0, _conformal(own_residuals, 0.98, np)), 5),
-        }
+        spreads[name] = _spread(own_residuals, np)
         errors = np.abs(np.expm1(-own_residuals))
         scores[name] = {
             "rows": len(own_residuals),
@@ -191,6 +211,14 @@ def _summaries(rows: Sequence[Labelled], residuals: Any, np: Any) -> tuple[dict[
             "p90": round(float(np.quantile(errors, 0.9)), 5),
         }
     return spreads, scores
+
+
+def _spread(residuals: Any, np: Any) -> dict[str, float]:
+    return {
+        "low": round(_conformal(residuals, 0.025, np), 5),
+        "high": round(_conformal(residuals, 0.975, np), 5),
+        "bound": round(max(0.0, _conformal(residuals, 0.98, np)), 5),
+    }
 
 
 def _conformal(residuals: Any, part: float, np: Any) -> float:

@@ -14,6 +14,7 @@ import os
 import runpy
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,30 +84,29 @@ def _label(given: Any, *, describes: bool) -> dict[str, Any]:
 
 def _describe(question: dict[str, Any]) -> dict[str, Any]:
     """The job of a training script of foretell's own, up to its first backward pass."""
+    before = sys.argv[:]
+    sys.argv[:] = [question["script"], *question["arguments"]]
+    try:
+        return _caught(lambda: runpy.run_path(question["script"], run_name="__main__"))
+    finally:
+        sys.argv[:] = before
+
+
+def _caught(train: Callable[[], object]) -> dict[str, Any]:
     found: list[Any] = []
 
     def caught(description: Any) -> None:
         found.append(description)
         raise Described
 
-    before = sys.argv[:]
-    sys.argv[:] = [question["script"], *question["arguments"]]
-    try:
-        with Catcher(caught), contextlib.suppress(Described):
-            runpy.run_path(question["script"], run_name="__main__")
-    finally:
-        sys.argv[:] = before
-    if not found:
-        return {"problem": "no backward pass was seen"}
-    return {"features": found[0]}
+    with contextlib.suppress(Described), Catcher(caught):
+        train()
+    return {"features": found[0]} if found else {"problem": "no backward pass was seen"}
 
 
 def _describe_model(question: dict[str, Any]) -> dict[str, Any]:
-    """A model by name, or of a config, trained for less than a step."""
-    found: list[Any] = []
-    with Catcher(found.append):
-        train_named(question)
-    return {"features": found[0]} if found else {"problem": "no backward pass was seen"}
+    """A model by name, or of a config, up to its first backward pass."""
+    return _caught(lambda: train_named(question))
 
 
 def _clear() -> None:
