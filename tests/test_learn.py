@@ -114,3 +114,22 @@ def test_arrays_give_what_lightgbm_gives() -> None:
     booster = lightgbm.train(options, lightgbm.Dataset(inputs, label=target), num_boost_round=30)
     arrays = trees.from_lightgbm(booster)
     assert np.allclose(arrays.predict(inputs), booster.predict(inputs), atol=1e-5)
+
+
+def test_a_label_does_not_depend_on_the_jobs_before_it() -> None:
+    """Nor on the description. Each is what the first job of a process gets."""
+    from foretell import gpus
+    from foretell.learn.processes import LABEL_GPU, Worker
+    from foretell.plain import to_plain
+
+    small, large = (
+        next(each for each in draw(("mlp",), 200, seed=1) if low < int(each.options["input_size"] or 0) < high)
+        for low, high in ((4, 100), (2000, 3000))
+    )
+    with Worker(gpus.find(LABEL_GPU)) as worker:
+        first = worker.ask({"draw": to_plain(small), "describes": False})["reserved_bytes"]
+        worker.ask({"draw": to_plain(large)})
+        assert "problem" in worker.ask({"draw": {**to_plain(large), "optimizer": "Unheard"}})
+        again = worker.ask({"draw": to_plain(small)})
+    assert again["reserved_bytes"] == first
+    assert again["features"]["batch_size"] == small.batch_size

@@ -1,0 +1,85 @@
+"""Instant estimators judged on measured runs that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.test_formulas import JOB
+
+from foretell.errors import UsageError
+from foretell.evaluation import instant
+from foretell.evaluation.records import Case
+from foretell.features import Guess, JobFeatures
+from foretell.formulas import Formula
+from foretell.units import GIB, MIB
+
+
+def a_case(number: int, measured_bytes: int, *, is_oom: bool = False, set: str = "cnn_a100") -> Case:
+    return Case(
+        key=f"{set}/{number}", set=set, workload="mlp.py", arguments=("--batch-size", "100"), gpu="a100-40gb",
+        measured_bytes=measured_bytes, is_oom=is_oom, context_bytes=GIB,
+    )  # fmt: skip
+
+
+def figures_of(cases: list[Case], estimate: int | None, job: JobFeatures | str = JOB) -> instant.ClassFigures:
+    estimators = {"one": Formula("one", lambda features, gpu: estimate)}
+    judged, _ = instant.judge(cases, {case.key: job for case in cases}, estimators)  # type: ignore[arg-type]
+    (found,) = instant.class_figures(judged)
+    return found
+
+
+def test_classes_are_eight_gib_wide_and_out_of_memory_is_one() -> None:
+    cases = [a_case(1, 3 * GIB), a_case(2, 9 * GIB), a_case(3, 20 * GIB, is_oom=True)]
+    found = figures_of(cases, 2 * GIB)  # and one of context
+    assert (found.class_bytes, found.accuracy, found.too_low) == (8 * GIB, pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert figures_of(cases, 45 * GIB).accuracy == pytest.approx(1 / 3)
+
+
+def test_classes_of_mlps_are_one_gib_wide() -> None:
+    assert figures_of([a_case(1, 3 * GIB + 5, set="mlp_a100")], 2 * GIB).accuracy == 1
+    assert figures_of([a_case(1, 3 * GIB - 5, set="mlp_a100")], 2 * GIB).accuracy == 0
+
+
+def test_a_job_that_could_not_be_described_is_an_error_of_all_of_it() -> None:
+    case = a_case(1, 3 * GIB)
+    judged, _ = instant.judge([case], {case.key: "no forward"}, {"one": Formula("one", lambda features, gpu: GIB)})  # type: ignore[dict-item]
+    assert judged[0].error == -1.0
+    assert next(instant.class_figures(judged)).num_answers == 0
+
+
+def test_an_estimator_without_an_answer_has_no_error_and_no_class() -> None:
+    found = figures_of([a_case(1, 3 * GIB)], None)
+    assert (found.num_answers, found.accuracy, found.too_low) == (0, 0, 0)
+
+
+def test_context_and_libraries_are_added_but_to_numbers_of_the_whole_card() -> None:
+    case = a_case(1, 3 * GIB)
+
+    class Whole:
+        name = "whole"
+
+        def guess(self, features: JobFeatures, gpu: object) -> Guess:
+            return Guess(estimator="whole", reserved_bytes=GIB, is_whole_device=True)
+
+    estimators = {"part": Formula("part", lambda features, gpu: GIB), "whole": Whole()}
+    judged, _ = instant.judge([case], {case.key: JOB}, estimators)  # type: ignore[arg-type]
+    assert [each.num_bytes for each in judged] == [2 * GIB, GIB]
+
+
+def test_a_bound_is_a_tool_of_its_own() -> None:
+    case = a_case(1, 3 * GIB)
+    judged, bounds = instant.judge([case], {case.key: JOB}, instant.parse_estimators("guess"))
+    assert [each.tool for each in judged + bounds] == ["guess", "guess, bound"]
+    assert (bounds[0].num_bytes or 0) >= (judged[0].num_bytes or 0)
+
+
+def test_measured_rows_leave_out_context_and_failed_runs() -> None:
+    cases = [a_case(1, 3 * GIB + 7 * MIB), a_case(2, 39 * GIB, is_oom=True)]
+    (row,) = instant.measured_rows(cases, {case.key: replace(JOB) for case in cases})
+    assert (row.reserved_bytes, row.source, row.gpu) == (2 * GIB + 7 * MIB, "cnn_a100", "a100-40gb")
+
+
+def test_an_unknown_estimator_is_named() -> None:
+    with pytest.raises(UsageError, match="Known: guess, horus, dnnmem"):
+        instant.parse_estimators("oracle")
