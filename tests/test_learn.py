@@ -57,6 +57,14 @@ def test_a_data_set_is_read_as_it_was_written(tmp_path: Path, name: str) -> None
     assert dataset.read(tmp_path) == rows(2)
 
 
+def test_the_shipped_sample_can_be_read_and_described() -> None:
+    sample = dataset.read(dataset.SAMPLE)
+    assert len(sample) == 100
+    assert {row.source for row in sample} == {"virtual"}
+    assert next(dataset.describe(sample)) == f"100 jobs; schema {dataset.SCHEMA}"
+    assert len(dataset.merge([sample, sample])[0]) == 100
+
+
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     dataset.write(tmp_path / "labels.csv", rows(1))
     text = (tmp_path / "labels.csv").read_text().replace(dataset.SCHEMA, "foretell.dataset/9")

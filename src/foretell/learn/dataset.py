@@ -23,6 +23,7 @@ from foretell.units import format_bytes
 SCHEMA = "foretell.dataset/1"
 COLUMNS = ("schema", "kind", "group", "gpu", "torch", "source", "draw", "features", "reserved_bytes")
 SAMPLE = Path(__file__).parent / "models" / "sample.csv.gz"
+"""A hundred rows, to look at and to test with."""
 _INDEPENDENT = ("mlp", "cnn", "encoder")
 """Kinds whose jobs are drawn one by one; those of the others share architectures."""
 

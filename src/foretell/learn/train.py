@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 FOLDS = 5
 FEWEST_ROWS = 50
 FEWEST_MEASURED = 5
-FEWEST_FOR_INTERVALS = 40
 _PARAMETERS = {
     "objective": "regression_l1", "learning_rate": 0.08, "num_leaves": 20, "max_depth": 6, "min_data_in_leaf": 12,
     "lambda_l2": 1.0, "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1, "verbosity": -1,
@@ -51,6 +50,8 @@ class Trained:
     models: dict[str, trees.Trees]
     spreads: dict[str, dict[str, dict[str, float]]]
     scores: dict[str, dict[str, dict[str, float]]]
+    residuals: tuple[tuple[str, float], ...]
+    """Of the complete descriptions: the stratum and log(truth / estimate), out of fold."""
 
 
 def lightgbm() -> Any:
@@ -96,6 +97,7 @@ def train(rows: Sequence[Labelled]) -> Trained:
     models: dict[str, trees.Trees] = {}
     spreads: dict[str, dict[str, dict[str, float]]] = {}
     scores: dict[str, dict[str, dict[str, float]]] = {}
+    kept: tuple[tuple[str, float], ...] = ()
     for depth in TERMS:
         chosen = _at(rows, depth)
         inputs = np.array([vector(row.features, row.gpu) for row in chosen])
@@ -110,7 +112,10 @@ def train(rows: Sequence[Labelled]) -> Trained:
                 residuals[is_test] = target[is_test] - predicted
         models[depth] = _boosted(inputs, target, depth)
         spreads[depth], scores[depth] = _summaries(chosen, residuals, np)
-    return Trained(models, spreads, scores)
+        if depth == "complete":
+            strata = (stratum(row.features, row.gpu) for row in chosen)
+            kept = tuple(zip(strata, map(float, residuals), strict=True))
+    return Trained(models, spreads, scores, kept)
 
 
 def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[Labelled]) -> None:
@@ -142,8 +147,8 @@ def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[L
 def adapted(
     trained: Trained, measured: Sequence[Labelled]
 ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]]]:
-    """For each family with enough measured runs, the median of truth / estimate, and intervals from what it leaves. The
-    intervals of jobs known by a summary stay as they are."""
+    """For each family with enough measured runs, the median of truth / estimate; and intervals from these runs and the
+    labels together. Those of jobs known by a summary stay as they are."""
     from foretell.learn.estimator import Learned
 
     np = trees.numpy()
@@ -155,20 +160,17 @@ def adapted(
             residual = float(np.log(row.reserved_bytes / guess.reserved_bytes))
             logs.setdefault(row.features.family, []).append((stratum(row.features, row.gpu), residual))
     factors: dict[str, float] = {}
-    complete = dict(trained.spreads["complete"])
+    residuals = list(trained.residuals)
     for family, pairs in logs.items():
-        if len(pairs) < FEWEST_MEASURED:
-            continue
-        middle = float(np.median([residual for _, residual in pairs]))
-        factors[family] = round(float(np.exp(middle)), 5)
-        if len(pairs) < FEWEST_FOR_INTERVALS:
-            continue
-        for name in {each for each, _ in pairs} | {family}:
-            own_residuals = np.array([residual - middle for each, residual in pairs if each.startswith(name)])
-            if len(own_residuals) < FEWEST_FOR_INTERVALS:
-                own_residuals = np.array([residual - middle for _, residual in pairs])
-            complete[name] = _spread(own_residuals, np)
-    return factors, {**trained.spreads, "complete": complete}
+        if len(pairs) >= FEWEST_MEASURED:
+            middle = float(np.median([residual for _, residual in pairs]))
+            factors[family] = round(float(np.exp(middle)), 5)
+            residuals += [(name, residual - middle) for name, residual in pairs]
+    complete = {
+        name: _spread(np.array([residual for each, residual in residuals if each.startswith(name)] or [0.0]), np)
+        for name in trained.spreads["complete"]
+    }
+    return factors, {**trained.spreads, "complete": complete if measured else trained.spreads["complete"]}
 
 
 def _at(rows: Sequence[Labelled], depth: Depth) -> list[Labelled]:
