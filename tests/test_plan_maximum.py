@@ -16,6 +16,7 @@ import pytest
 import foretell
 from conftest import HANG_SECONDS
 from foretell import gpus
+from foretell.cli.main import main
 from foretell.errors import NothingOnGpuError, ScriptError, UsageError
 from foretell.jobs import Job
 from foretell.plan import maximum as module
@@ -93,6 +94,29 @@ def test_if_nothing_fits_the_need_of_the_smallest_is_told(runs: Any) -> None:
     assert found.need is not None
     assert found.need.reserved_bytes == 30 * GIB + 4 * MIB
     assert found.need.smallest_gpus
+
+
+@pytest.mark.parametrize(
+    ("need", "words", "value", "message"),
+    [
+        (lambda n: n * MIB, ("--max", "30"), 30, "every value tried up to --max 30 fits; give a larger --max"),
+        (lambda n: 30 * GIB + n * MIB, (), None, "no value from 1 to 1048576 fits; give a larger GPU."),
+        (lambda n: n * GIB, ("--min", "64"), None, "no value from 64 to 1048576 fits; give a --min below 64"),
+    ],
+)  # fmt: skip
+def test_a_range_in_which_everything_or_nothing_fits_is_a_wrong_one_and_still_gets_its_answer(
+    runs: Any, monkeypatch: Any, capsys: Any, tmp_path: Path, need: Any, words: Any, value: Any, message: str
+) -> None:
+    runs(need)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    given = ("--gpu", "rtx-3060", "--json", "-", "--quiet", *words, "train.py", "--batch-size", "8")
+    assert main(["max-batch", "--arg=--batch-size", *given]) == 2
+    shown = capsys.readouterr()
+    assert f"foretell: error: --batch-size: {message}" in shown.err
+    answer = json.loads(shown.out)
+    assert answer["batch_size"] == value
+    assert (answer["estimate"] is None, answer["need"] is None) == (value is None, value is not None)
 
 
 def test_values_with_which_the_script_fails_are_no_answers(runs: Any) -> None:

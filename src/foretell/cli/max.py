@@ -16,7 +16,7 @@ from foretell.cli.terminal import ignore_broken_pipe, say
 from foretell.errors import UsageError
 
 if TYPE_CHECKING:
-    from foretell.plan.maximum import Evaluation
+    from foretell.plan.maximum import Evaluation, Maximum
 
 __all__ = ["add_arguments", "execute", "prepare"]
 
@@ -28,8 +28,9 @@ examples:
   foretell max --gpu rtx-4090 --arg=--seq-len --multiple-of 64 train.py --batch-size 4
   foretell max --gpu a100-80gb --env WIDTH --min 256 --max 8192 train.py
 
-exit codes: 0 found; 3 no value fits; 1 the script itself fails with every value; 2 wrong usage, a script
-            that does not accept the knob or ignores it, or an unsupported environment; 130 interrupted
+exit codes: 0 found; 1 the script itself fails with every value; 2 wrong usage, no value of the range fits,
+            all up to --max do, a script that does not accept the knob or ignores it, or an unsupported
+            environment; 130 interrupted
 """
 
 
@@ -67,7 +68,6 @@ def add_search(parser: argparse.ArgumentParser, *, has_batch: bool = False) -> N
 
 def search(options: argparse.Namespace, *, key: str | None) -> int:
     """`key`: the name of the value in the JSON; None: that of the knob."""
-    from foretell.cli.show import OUT_OF_MEMORY
     from foretell.cli.terminal import console
     from foretell.plan import maximum_report
     from foretell.plan.functions import safety_bytes
@@ -98,10 +98,23 @@ def search(options: argparse.Namespace, *, key: str | None) -> int:
             print(maximum_report.to_json(found, key=key), flush=True)
     if options.json and not is_json:
         write(Path(options.json), maximum_report.to_json(found, key=key) + "\n")
+    code = 0
+    if found.value is None or (found.above == "range" and high is not None):
+        say(f"error: {_wrong_range(found)}")
+        code = UsageError.exit_code
     if options.emit is None or found.estimate is None:
-        return OUT_OF_MEMORY if found.value is None else 0
+        return code
     estimate = replace(found.estimate, caveats=(*found.estimate.caveats, *found.notes))
-    return print_settings(options, estimate, batch_size=found.value if options.has_batch else None)
+    return print_settings(options, estimate, batch_size=found.value if options.has_batch else None) or code
+
+
+def _wrong_range(found: Maximum) -> str:
+    """Why the range does not contain the answer, and what to give instead."""
+    name, first, last = found.knob.name, found.values[0], found.values[-1]
+    if found.value is not None:
+        return f"{name}: every value tried up to --max {last} fits; give a larger --max, or leave it out."
+    remedy = f"give a --min below {first}, or a larger GPU." if first > 1 else "give a larger GPU."
+    return f"{name}: no value from {first} to {last} fits; {remedy}"
 
 
 def integer(option: str, text: str) -> int:

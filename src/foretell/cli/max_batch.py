@@ -19,8 +19,9 @@ examples:
   foretell max-batch --gpu a10g --dataloader --safety 5% train.py
   foretell max-batch --gpu a10g --arg=--batch-size --emit trainer --effective-batch 256 train.py
 
-exit codes: 0 found; 3 no batch size fits; 1 the script itself fails with every one; 2 wrong usage, a script
-            that does not accept the knob or ignores it, or an unsupported environment; 130 interrupted
+exit codes: 0 found; 1 the script itself fails with every batch size; 2 wrong usage, no batch size of the range
+            fits, all up to --max do, a script that does not accept the knob or ignores it, or an unsupported
+            environment; 130 interrupted
 """
 
 
