@@ -173,7 +173,9 @@ def _shared_card(traces: list[Trace], native: dict[int, _Native]) -> Unsupported
     """NCCL refuses two ranks on one card; the virtual one does not, because it meets them one by one."""
     users: dict[int, int] = {}
     for trace in traces:
-        if trace.pid is None or trace.rank is None or not any(count > 1 for count in trace.collectives.num_ranks):
+        if trace.pid is None or trace.rank is None or not trace.final:  # a killed one has not said which card
+            continue
+        if not any(count > 1 for count in trace.collectives.num_ranks):
             continue
         card = native[trace.pid].card_of(trace.busiest_device)
         if card in users:

@@ -3,8 +3,8 @@
  * When is an event complete? "early": at once. "late" (the default): when the host has waited for it (synchronised
  * its stream or its device), or when 1,024 more launches were queued (a real launch queue holds about that many, so
  * the GPU cannot be further behind), or when the host has asked 64 times without giving new work (it is waiting).
- * A thread that gives no work at all (ProcessGroupNCCL's watchdog) asks at times that differ from run to run: those
- * questions do not count.
+ * A thread that gives no work at all (ProcessGroupNCCL's watchdog) asks ten times a second, so a few questions without
+ * new work mean that the host is idle, or waits for the watchdog at its end.
  * PyTorch reuses a block that another stream has used only after its event is complete, so "late" is the upper bound
  * for memory. */
 #include "cuda/streams.h"
@@ -19,6 +19,7 @@
 #define GRAPH_MAGIC 0x67726170u
 #define QUEUE_DEPTH 1024
 #define PATIENCE 64
+#define IDLE_QUESTIONS 3
 #define CAPTURE_UNSUPPORTED 900
 
 struct Graph { uint32_t magic; uint64_t id; size_t num_nodes; bool is_executable; };
@@ -244,7 +245,8 @@ static bool is_complete(Event *e) {
         Device *d = device_state(e->stream->device);
         synced = e->stream->synced > d->synced ? e->stream->synced : d->synced;
         if (e->asked_at != now) e->asked_at = now, e->queries = 0;
-        answer = synced >= e->at || now - e->at >= QUEUE_DEPTH || (has_launched && ++e->queries > PATIENCE);
+        answer = synced >= e->at || now - e->at >= QUEUE_DEPTH ||
+            ++e->queries > (has_launched ? PATIENCE : IDLE_QUESTIONS);
     }
     unlock();
     return answer;
