@@ -9,12 +9,14 @@ models without gradients, its second such call.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import marshal
 import os
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from ...protocol.operators import COLUMNS, LIST
@@ -25,6 +27,8 @@ STEPS = (1, 2)
 PASS = 1
 MAX_OPERATORS = 400_000
 LOOP_LENGTH = 20_000
+_DEVICE_OR_MANAGED = (2, 3)
+"""cudaMemoryType. The device of a tensor is not asked of the profiler: in torch 2.15 that corrupts the heap."""
 _VIEWS = frozenset(
     f"aten::{name}"
     for name in (
@@ -109,11 +113,14 @@ class Operators:
             return
         cpu, now, delay = time.process_time_ns(), time.time_ns(), _delay_ns()
         kind, number, begin, cpu_before = self._begin
-        tree = self._disable()
+        results = self._disable()
+        rows = _Rows(self._torch)
+        rows.add(results.experimental_event_tree())  # while the results are alive
         self._recorded = {
             "kind": kind, "step": number, "begin_us": begin // 1000, "end_us": now // 1000,
-            "cpu_us": (cpu - cpu_before) // 1000, "delay_us": (delay - self._delay_before) // 1000, "tree": tree,
-            "phases": self._phases,
+            "cpu_us": (cpu - cpu_before) // 1000, "delay_us": (delay - self._delay_before) // 1000,
+            "loop_us": loop_us(), "phases": self._phases, "signatures": list(rows.signatures),
+            "columns": {name: rows.columns[name].tobytes() for name in COLUMNS},
         }  # fmt: skip
         self._begin = ("", 0, 0, 0)
 
@@ -124,20 +131,12 @@ class Operators:
 
     def _disable(self) -> Any:
         self._profile = None
-        results = self._torch.autograd._disable_profiler()
-        return results.experimental_event_tree()
+        return self._torch.autograd._disable_profiler()
 
     def _write(self) -> None:
         if self._recorded is None:
             return
         recorded, self._recorded = self._recorded, None
-        rows = _Rows(self._torch)
-        rows.add(recorded.pop("tree"))
-        recorded |= {
-            "loop_us": loop_us(),
-            "signatures": list(rows.signatures),
-            "columns": {name: rows.columns[name].tobytes() for name in COLUMNS},
-        }
         path = os.path.join(self._capture.options.directory, f"operators-{self._pid}.marshal")
         with open(path, "wb") as file:
             marshal.dump(recorded, file, 2)
@@ -150,6 +149,7 @@ class _Rows:
         self._kind = torch._C._profiler._EventType.TorchOp
         self._tensor = torch._C._profiler._TensorMetadata
         self._threads: dict[int, int] = {}
+        self._is_on_gpu = _pointer_kinds()
         self._texts: dict[tuple[Any, ...], int] = {}
         self.signatures: dict[str, int] = {}
         self.columns = {name: array(letter) for name, letter in COLUMNS.items()}
@@ -187,7 +187,7 @@ class _Rows:
         if isinstance(value, self._tensor):
             sizes = tuple(value.sizes)
             dtype = str(value.dtype).removeprefix("torch.")
-            return dtype, sizes, layout(sizes, tuple(value.strides)), value.device.type == "cuda"
+            return dtype, sizes, layout(sizes, tuple(value.strides)), self._is_on_gpu(value.storage_data_ptr)
         if isinstance(value, list):
             return (LIST, *map(self._input, value))
         return value if isinstance(value, bool | int | float) else None
@@ -224,6 +224,20 @@ def loop_us() -> float:
             total += number * number
         times.append(time.thread_time_ns() - begin)
     return sorted(times)[2] / 1000
+
+
+def _pointer_kinds() -> Callable[[int], bool]:
+    """Whether an address is GPU memory, as the virtual GPU knows it."""
+    ask = ctypes.CDLL(None).cudaPointerGetAttributes
+    answer = (ctypes.c_int * 64)()
+
+    @cache
+    def is_on_gpu(address: int | None) -> bool:
+        if not address or ask(answer, ctypes.c_void_p(address)):
+            return False
+        return answer[0] in _DEVICE_OR_MANAGED
+
+    return is_on_gpu
 
 
 def layout(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str:
