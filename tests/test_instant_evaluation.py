@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from tests.test_formulas import JOB
 
+from foretell import gpus
 from foretell.errors import UsageError
 from foretell.evaluation import instant
 from foretell.evaluation.records import Case
 from foretell.features import Guess, JobFeatures
 from foretell.formulas import Formula
+from foretell.formulas.device import beside_bytes
 from foretell.units import GIB, MIB
 
 
@@ -64,7 +66,8 @@ def test_context_and_libraries_are_added_but_to_numbers_of_the_whole_card() -> N
 
     estimators = {"part": Formula("part", lambda features, gpu: GIB), "whole": Whole()}
     judged, _ = instant.judge([case], {case.key: JOB}, estimators)  # type: ignore[arg-type]
-    assert [each.num_bytes for each in judged] == [2 * GIB, GIB]
+    libraries = beside_bytes(JOB, gpus.find(case.gpu))
+    assert [each.num_bytes for each in judged] == [2 * GIB + libraries, GIB]
 
 
 def test_a_bound_is_a_tool_of_its_own() -> None:
@@ -77,7 +80,8 @@ def test_a_bound_is_a_tool_of_its_own() -> None:
 def test_measured_rows_leave_out_context_and_failed_runs() -> None:
     cases = [a_case(1, 3 * GIB + 7 * MIB), a_case(2, 39 * GIB, is_oom=True)]
     (row,) = instant.measured_rows(cases, {case.key: replace(JOB) for case in cases})
-    assert (row.reserved_bytes, row.source, row.gpu) == (2 * GIB + 7 * MIB, "cnn_a100", "a100-40gb")
+    libraries = beside_bytes(JOB, gpus.find("a100-40gb"))
+    assert (row.reserved_bytes, row.source, row.gpu) == (2 * GIB + 7 * MIB - libraries, "cnn_a100", "a100-40gb")
 
 
 def test_an_unknown_estimator_is_named() -> None:
