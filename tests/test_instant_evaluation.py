@@ -66,7 +66,7 @@ def test_context_and_libraries_are_added_but_to_numbers_of_the_whole_card() -> N
 
     estimators = {"part": Formula("part", lambda features, gpu: GIB), "whole": Whole()}
     judged, _ = instant.judge([case], {case.key: JOB}, estimators)  # type: ignore[arg-type]
-    libraries = beside_bytes(JOB, gpus.find(case.gpu))
+    libraries = beside_bytes(JOB, gpus.find(case.gpu), context_bytes=GIB)
     assert [each.num_bytes for each in judged] == [2 * GIB + libraries, GIB]
 
 
@@ -80,7 +80,7 @@ def test_a_bound_is_a_tool_of_its_own() -> None:
 def test_measured_rows_leave_out_context_and_failed_runs() -> None:
     cases = [a_case(1, 3 * GIB + 7 * MIB), a_case(2, 39 * GIB, is_oom=True)]
     (row,) = instant.measured_rows(cases, {case.key: replace(JOB) for case in cases})
-    libraries = beside_bytes(JOB, gpus.find("a100-40gb"))
+    libraries = beside_bytes(JOB, gpus.find("a100-40gb"), context_bytes=GIB)
     assert (row.reserved_bytes, row.source, row.gpu) == (2 * GIB + 7 * MIB - libraries, "cnn_a100", "a100-40gb")
 
 

@@ -90,8 +90,9 @@ def execute(options: argparse.Namespace) -> int:
 
     _check(options)
     if options.estimators:
-        with_memory = [case for case in cases.read(options.folder, _sets(options)) if case.has_memory]
-        return _instant(_choose(with_memory, options), options)
+        known = cases.read(options.folder, _sets(options))
+        known = [case for case in known if case.has_memory and case.quantity == "device"]
+        return _instant(_choose(known, options), options)
     speed_figures = _pairs(options)
     if _sets(options) == [pairs.SET]:
         return _show_pairs_alone(options, speed_figures)

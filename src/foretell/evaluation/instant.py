@@ -15,7 +15,7 @@ from foretell.evaluation.records import Case
 from foretell.evaluation.runner import WORKLOADS
 from foretell.features import JobFeatures, features_from
 from foretell.formulas import FORMULAS, Estimator
-from foretell.formulas.device import beside_bytes, device_bytes
+from foretell.formulas.device import beside_bytes
 from foretell.learn import estimator as learned
 from foretell.learn.dataset import Row
 from foretell.learn.processes import describe_scripts
@@ -104,9 +104,8 @@ def _judged(case: Case, job: JobFeatures | str, name: str, estimator: Estimator)
     seconds = time.perf_counter() - started
     if guess is None:
         return Judged(tool=name, case=case, num_bytes=None, is_oom=None), None
-    context_bytes = case.context_bytes or 0
-    num_bytes = device_bytes(guess, job, gpu, context_bytes=context_bytes)
-    beside = 0 if guess.is_whole_device else beside_bytes(job, gpu) + context_bytes
+    beside = 0 if guess.is_whole_device else _beside_bytes(case, job)
+    num_bytes = guess.reserved_bytes + beside
     uncounted = 0 if case.context_bytes is not None or guess.is_whole_device else gpu.context_bytes
     one = Judged(
         tool=name,
@@ -150,7 +149,7 @@ def measured_rows(cases: Sequence[Case], jobs: dict[str, JobFeatures | str]) -> 
         job = jobs[case.key]
         if isinstance(job, str) or case.is_oom:
             continue
-        reserved = case.measured_bytes - (case.context_bytes or 0) - beside_bytes(job, gpus.find(case.gpu))
+        reserved = case.measured_bytes - _beside_bytes(case, job)
         model = str(case.factors.get("model", case.key)).split("_")[0]
         found.append(
             Row(
@@ -159,6 +158,12 @@ def measured_rows(cases: Sequence[Case], jobs: dict[str, JobFeatures | str]) -> 
             )
         )  # fmt: skip
     return found
+
+
+def _beside_bytes(case: Case, job: JobFeatures) -> int:
+    """Context and libraries, as far as the measured number includes them."""
+    libraries = beside_bytes(job, gpus.find(case.gpu), context_bytes=case.context_bytes)
+    return libraries + (case.context_bytes or 0)
 
 
 _OOM = 1 << 30

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foretell.features import Guess, JobFeatures
+from foretell.features import JobFeatures
 from foretell.records import Gpu
 from foretell.rules import library_bytes, loaded_libraries
 
 
-def beside_bytes(features: JobFeatures, gpu: Gpu) -> int:
-    """Handles and kernels of the libraries that the job's layers call."""
-    _, num_bytes = loaded_libraries(library_bytes(gpu), _functions(features))
+def beside_bytes(features: JobFeatures, gpu: Gpu, *, context_bytes: int | None = None) -> int:
+    """Handles and kernels of the libraries that the job's layers call. `context_bytes`: if it was measured."""
+    _, num_bytes = loaded_libraries(library_bytes(gpu, context_bytes=context_bytes), _functions(features))
     return num_bytes
-
-
-def device_bytes(guess: Guess, features: JobFeatures, gpu: Gpu, *, context_bytes: int) -> int:
-    if guess.is_whole_device:
-        return guess.reserved_bytes
-    return guess.reserved_bytes + beside_bytes(features, gpu) + context_bytes
 
 
 def _functions(features: JobFeatures) -> Iterator[str]:

@@ -83,7 +83,7 @@ def _answered(job: JobFeatures, guess: Guess | None, gpu: Gpu, context_bytes: in
         )
     context = gpu.context_bytes if context_bytes is None else context_bytes
     context_low, context_high = context_interval(context, is_given=context_bytes is not None)
-    library = beside_bytes(job, gpu)
+    library = beside_bytes(job, gpu, context_bytes=context_bytes)
     device = guess.reserved_bytes + library + context
     low, high = guess.low_bytes + library + context_low, guess.high_bytes + library + context_high
     decision: Decision = "fits" if high <= gpu.total_bytes else "oom" if low > gpu.total_bytes else "unclear"
