@@ -98,6 +98,7 @@ int set_memory(void *to, int value, size_t value_bytes, size_t bytes);
 
 void know(uintptr_t address, size_t bytes, bool is_confirmed);  /* the bytes there are what a real GPU would have */
 void know_for_a_while(uintptr_t address, size_t bytes);
+extern __thread int group_depth; /* of NCCL's groups (libraries/nccl.c) */
 void forget(uintptr_t address, size_t bytes);
 bool is_known(uintptr_t address, size_t bytes);
 size_t known_prefix(uintptr_t address, size_t bytes, bool *known); /* length of the leading run, known or unknown */

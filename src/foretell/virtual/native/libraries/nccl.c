@@ -466,7 +466,7 @@ static void copy_own_data(const Call *call) {
         know((uintptr_t)call->to, call->known, false); /* the call itself is a launch */
 }
 
-static __thread int group_depth;
+__thread int group_depth;
 static __thread Call *queue;
 static __thread size_t num_queued, queue_room;
 
