@@ -21,6 +21,7 @@ from typing import Any
 
 from ...protocol.operators import COLUMNS, LIST
 from ..capture import Capture, in_main_thread
+from ..stop.autograd_threads import wait_for_autograd
 
 STEPS = (1, 2)
 """These are recorded; the later one counts."""
@@ -131,6 +132,9 @@ class Operators:
 
     def _disable(self) -> Any:
         self._profile = None
+        if not self._torch.is_inference_mode_enabled():
+            # This thread may be here before a backward thread has left the profiler, whose events would be freed then.
+            wait_for_autograd(self._torch)
         return self._torch.autograd._disable_profiler()
 
     def _write(self) -> None:
