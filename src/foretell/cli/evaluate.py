@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _Any = TypeVar("_Any")
 _BEGIN, _END = "<!-- begin: foretell evaluate -->", "<!-- end: foretell evaluate -->"
-_FILE_WIDTH = 150
+_FILE_WIDTH = 180
 _EPILOG = """FOLDER contains CSV files of measured runs, one per set. Every run is repeated on the virtual GPU with the
 torch of this environment, and the estimate is compared with the measurement. An interrupted evaluation resumes
 where it stopped; answers from another version of the code are not reused.
