@@ -44,14 +44,14 @@ class NcclBytes:
     """Of a communicator that only sends and receives."""
 
 
-def nccl_bytes(gpu: Gpu, environ: Mapping[str, str] | None = None) -> NcclBytes:
-    """`environ`: the job's variables, of which NCCL reads NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS and NCCL_MIN_NCHANNELS."""
-    environ = environ or {}
+def nccl_bytes(gpu: Gpu, variables: Mapping[str, str] | None = None) -> NcclBytes:
+    """`variables`: the job's environment; NCCL reads NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS and NCCL_MIN_NCHANNELS."""
+    variables = variables or {}
     has_nvlink = gpu.compute_capability in _NVLINK_CHANNELS
     channels = _NVLINK_CHANNELS.get(gpu.compute_capability, _OTHER_CHANNELS)
-    channels = max(_number(environ, "NCCL_MIN_NCHANNELS", 1), channels)
-    channels = min(_number(environ, "NCCL_MAX_NCHANNELS", channels), channels)
-    simple = _number(environ, "NCCL_BUFFSIZE", _SIMPLE_BYTES)
+    channels = max(_number(variables, "NCCL_MIN_NCHANNELS", 1), channels)
+    channels = min(_number(variables, "NCCL_MAX_NCHANNELS", channels), channels)
+    simple = _number(variables, "NCCL_BUFFSIZE", _SIMPLE_BYTES)
     is_read_directly = gpu.compute_capability == (8, 0)
     receive = _rounded(_LL_BYTES + _LL128_BYTES + (0 if is_read_directly else simple))
     send = _rounded(_ROUNDING + (simple if is_read_directly else 0))
@@ -66,8 +66,8 @@ def nccl_bytes(gpu: Gpu, environ: Mapping[str, str] | None = None) -> NcclBytes:
     )
 
 
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    word = environ.get(name, "")
+def _number(variables: Mapping[str, str], name: str, default: int) -> int:
+    word = variables.get(name, "")
     return int(word) if word.isdecimal() and int(word) > 0 else default
 
 
