@@ -45,7 +45,7 @@ class NcclBytes:
 
 
 def nccl_bytes(gpu: Gpu, variables: Mapping[str, str] | None = None) -> NcclBytes:
-    """`variables`: the job's environment; NCCL reads NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS and NCCL_MIN_NCHANNELS."""
+    """`variables`: those of the job; NCCL reads NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS and NCCL_MIN_NCHANNELS."""
     variables = variables or {}
     has_nvlink = gpu.compute_capability in _NVLINK_CHANNELS
     channels = _NVLINK_CHANNELS.get(gpu.compute_capability, _OTHER_CHANNELS)
