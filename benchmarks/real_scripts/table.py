@@ -31,7 +31,7 @@ SCRIPTS: tuple[Script, ...] = (
     ),
     Script(
         name="nanogpt-torchrun-2", origin="nanoGPT, torchrun --nproc_per_node=2", data=("tokens",),
-        command="torchrun --nproc_per_node=2 nanogpt.py --ddp", expected=Reason(words="torchrun"),
+        command="torchrun --nproc_per_node=2 nanogpt.py --ddp",
     ),
     Script(name="mnist", origin="pytorch/examples mnist", command="mnist.py --epochs 1", data=("mnist",)),
     Script(name="mnist-python", origin="mnist as `python mnist.py`", command="python mnist.py", data=("mnist",)),
@@ -41,7 +41,7 @@ SCRIPTS: tuple[Script, ...] = (
     ),
     Script(
         name="mnist-accelerate-2", origin="mnist as `accelerate launch --num_processes 2`", data=("mnist",),
-        command="accelerate launch --num_processes 2 mnist.py", expected=Reason(words="accelerate"),
+        command="accelerate launch --num_processes 2 mnist.py",
     ),
     Script(
         name="word-language-model", origin="pytorch/examples word_language_model", data=("wikitext",),
