@@ -74,7 +74,7 @@ class CaptureOptions:
     """Show the whole traceback also of an out-of-memory error, whose message and line are in the result."""
     phases: bool = True
     guards: bool = True
-    """Refuse jobs that cannot be estimated: several ranks, a card torch has no kernels for."""
+    """Refuse jobs that cannot be estimated: a card torch has no kernels for."""
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, int) and self.steps < 1:

@@ -39,9 +39,7 @@ OPTIONS: dict[str, Option] = {
     "phases": Option(True, "a boolean", "mark forward and backward; off only in tests"),
     "time": Option(False, "a boolean", "record the operators of a step, for its time"),
     "verbose": Option(False, "a boolean", "show whole tracebacks, with foretell's frames and of out-of-memory errors"),
-    "guards": Option(
-        True, "a boolean", "refuse what cannot be estimated: several ranks, a card torch has no kernels for"
-    ),
+    "guards": Option(True, "a boolean", "refuse what cannot be estimated: a card torch has no kernels for"),
 }
 
 VARIABLES: dict[str, tuple[str, str]] = {
