@@ -16,6 +16,7 @@ import pytest
 
 from conftest import ROOT, no_kernel_isolation
 from foretell import gpus, namespaces
+from foretell.cli.main import BUG, main
 from foretell.errors import UnsupportedError
 from foretell.jobs import CaptureOptions, CaptureResult, Job, changes
 from foretell.runs import contained, find_torch, launch
@@ -239,6 +240,23 @@ def test_a_working_folder_that_cannot_be_covered_is_not_isolated_by_the_kernel(f
     before = in_mounts(f"{overlay(work, folder / 'a')}; {overlay(work, folder / 'b')}")
     lines = contained_lines(*before, python=sys.executable, folder=folder, command="true")
     assert lines[0] == f'answer {{"failed": "overlayfs cannot cover the file system of {work}"}}'
+
+
+def test_an_error_of_foretells_own_is_a_bug_and_not_a_refusal_by_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = contained.specification
+    monkeypatch.setattr(contained, "specification", lambda *given: {**told(*given), "writable": [7.0]})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "train.py").write_text("")
+    words = ["run", "--isolation", "auto", "--gpu", "rtx-3060", "--quiet", str(tmp_path / "train.py")]
+    code = main(words)
+    said = capsys.readouterr().err
+    if code != BUG:
+        no_kernel_isolation(said)
+    assert "internal error: RuntimeError: in the kernel's isolation: TypeError" in said
+    (traceback,) = tmp_path.glob("foretell-*.txt")
+    assert "namespaces/root.py" in traceback.read_text()
 
 
 def test_files_in_shared_memory_can_be_read_and_are_not_changed(folder: Path) -> None:

@@ -35,16 +35,17 @@ def supervise(spec: dict[str, Any], program: Callable[[], NoReturn], *, control:
     are written most often), files (pairs of a path and its text), is_online, keeps_writes, owner (a file in the capture
     folder, which is removed with it if the caller has died; None: the folder stays). `control` carries {"end":
     seconds}: terminate everything, and kill it after so long. When it is closed the caller has died. Answers:
-    {"failed": why}, or {"pid": of the program, "read_only": [...], "is_in_memory": ...}, then {"exit_status": ...}.
+    {"failed": what the kernel refuses}, {"bug": a traceback of this code}, or {"pid": of the program, "read_only":
+    [...], "is_in_memory": ...}, then {"exit_status": ...}.
     """
     layers = os.path.join(spec["directory"], "layers")
     try:
         is_locked = enter_pid_namespace()
         os.makedirs(layers, mode=0o700, exist_ok=True)
+        init = os.fork()
     except (OSError, CannotIsolate) as error:
-        _tell(answers, {"failed": str(error)})
+        _tell_error(answers, error)
         os._exit(0)
-    init = os.fork()
     if init == 0:
         die_with_parent()
         if os.getpid() != 1 or _has_hung_up(control):
@@ -52,7 +53,7 @@ def supervise(spec: dict[str, Any], program: Callable[[], NoReturn], *, control:
         try:
             _Init(spec, Root(layers, is_locked=is_locked), control, answers).run(program)
         except BaseException as error:  # nothing of it may reach the caller of the fork
-            _tell(answers, {"failed": f"{type(error).__name__}: {error}"})
+            _tell_error(answers, error)
         finally:
             os._exit(1)
     os.waitpid(init, 0)
@@ -65,6 +66,15 @@ def supervise(spec: dict[str, Any], program: Callable[[], NoReturn], *, control:
 def _tell(answers: int, line: dict[str, Any]) -> None:
     with suppress(OSError):  # nobody is left to be told
         os.write(answers, json.dumps(line).encode() + b"\n")
+
+
+def _tell_error(answers: int, error: BaseException) -> None:
+    if isinstance(error, (CannotIsolate, OSError)):
+        _tell(answers, {"failed": str(error)})
+        return
+    import traceback
+
+    _tell(answers, {"bug": "".join(traceback.format_exception(type(error), error, error.__traceback__))})
 
 
 def _has_hung_up(control: int) -> bool:
@@ -89,7 +99,7 @@ class _Init:
         try:
             outer_proc = self._build()
         except (CannotIsolate, OSError) as error:
-            _tell(self._answers, {"failed": str(error)})
+            _tell_error(self._answers, error)
             os._exit(0)
         woken, waker = os.pipe()
         os.set_blocking(waker, False)
@@ -129,7 +139,7 @@ class _Init:
             os.set_inheritable(self._answers, False)
             program()
         except BaseException as error:
-            _tell(self._answers, {"failed": f"{type(error).__name__}: {error}"})
+            _tell_error(self._answers, error)
         finally:
             os._exit(1)
 

@@ -64,9 +64,14 @@ class ContainedProcess:
         except BaseException:  # a Ctrl-C
             self.kill()
             raise
-        if started is None or "failed" in started:
+        if started is None:
             self._close()
-            raise CannotIsolate("the helper process died" if started is None else str(started["failed"]))
+            code = self._process.returncode
+            # A kernel that refuses kills it; the traceback of an error is above, on stderr.
+            raise not_started({"bug" if code > 0 else "failed": f"the helper process died (exit code {code})"})
+        if "pid" not in started:
+            self._close()
+            raise not_started(started)
         self.pid: int = started["pid"]
         self.read_only: tuple[str, ...] = tuple(started["read_only"])
         self.is_in_memory: bool = started["is_in_memory"]
@@ -124,6 +129,17 @@ class ContainedProcess:
             os.close(self._control)
             self._answers.close()
         self._process.wait()
+
+
+def not_started(answer: dict[str, Any]) -> Exception:
+    """The error for an answer of `namespaces/processes.py` without a pid: the kernel refuses, or there is a bug, which
+    no other isolation may hide."""
+    if "bug" not in answer:
+        return CannotIsolate(str(answer["failed"]))
+    text = str(answer["bug"]).strip()
+    error = RuntimeError(f"in the kernel's isolation: {text.splitlines()[-1]}")
+    error.__cause__ = RuntimeError(text)
+    return error
 
 
 def remedy() -> str:

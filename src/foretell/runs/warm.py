@@ -16,13 +16,12 @@ from typing import Any
 
 from foretell.errors import UnsupportedError
 from foretell.runs.command import Command
-from foretell.runs.contained import specification
+from foretell.runs.contained import not_started, specification
 from foretell.runs.imports import worth_importing
 from foretell.runs.lines import JsonLines
 from foretell.runs.scratch import scratch_folder
 from foretell.runs.waiting import (
     KILLED_SECONDS,
-    CannotIsolate,
     Ended,
     Program,
     Watch,
@@ -207,9 +206,9 @@ class _Fork:
         answer = server.read(None)
         if answer is None:
             raise server.died()
-        if "failed" in answer:
+        if "pid" not in answer:
             server.read(None)
-            raise CannotIsolate(answer["failed"])
+            raise not_started(answer)
         self.pid: int = answer["pid"]
         self.read_only: tuple[str, ...] = tuple(answer.get("read_only", ()))
         self.is_in_memory: bool = answer.get("is_in_memory", False)
