@@ -114,7 +114,7 @@ def tile_waste(product: Product, num_sms: int, *, is_tensor: bool) -> float:
     """How much longer a product takes than its FLOPs say: the edges of tiles, SMs without a tile, short sums, and
     sizes that tensor cores cannot load whole."""
     padded = _padded(product.m, 64) * _padded(product.n, 32) / max(1, product.m * product.n)
-    tiles = math.ceil(product.m / TILE) * math.ceil(product.n / TILE) * product.batch
+    tiles = max(1, math.ceil(product.m / TILE) * math.ceil(product.n / TILE) * product.batch)  # 0: an empty product
     splits = max(1, product.k // 512)  # a long sum is split over idle SMs
     idle = math.pow(max(1.0, num_sms / (tiles * splits)), 0.4)
     odd = 1.28 if is_tensor and (product.n % 8 or product.k % 8) else 1.0

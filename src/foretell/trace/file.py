@@ -21,6 +21,7 @@ from foretell.plain import from_plain, parse_json, to_plain
 from foretell.protocol import native_log
 from foretell.protocol.history import ACTIONS, ORIGIN_NAMES
 from foretell.records import CATEGORIES
+from foretell.trace.operators import check_signature
 from foretell.trace.records import (
     PHASES,
     Collectives,
@@ -60,6 +61,12 @@ _TABLES = {
 }  # fmt: skip
 _SINCE_TIME = ("copies", "memsets", "synchronizations", "event_uses", "operators")
 """Older files lack these tables."""
+_SIZES = {
+    "kernels": ("grid_x", "grid_y", "grid_z", "block", "shared_bytes"), "products": ("m", "n", "k", "batch_count"),
+    "convolutions": ("x_bytes", "y_bytes", "w_bytes", "multiply_adds"),
+    "recurrent": ("num_steps", "batch_size", "input_size", "hidden_size"), "copies": ("bytes",), "memsets": ("bytes",),
+}  # fmt: skip
+"""Columns that the time of a step is computed from."""
 _RANKS = "other_ranks"
 """The field, and the folder in the file, of the traces of other ranks."""
 _ADVICE = "Record a new one with `foretell run --trace FILE ...`."
@@ -188,10 +195,16 @@ def _check_numbers(trace: Trace) -> None:
         raise ValueError("an origin that comes before its caller")
     if any(parent >= number for number, parent in enumerate(trace.operators.parent)):
         raise ValueError("an operator that comes before its caller")
+    for signature in trace.signatures:
+        check_signature(signature)
     if min(trace.spans.step, default=0) < 0:
         raise ValueError("a span of a negative step")
     for counters in (*trace.final, *(each for step in trace.steps for each in step.devices)):
         counters.check()
+    for table, names in _SIZES.items():
+        for name in names:
+            if min(getattr(getattr(trace, table), name), default=0) < 0:
+                raise ValueError(f"a negative number in {table}/{name}")
     num_events = len(trace.memory.action)
     for what, events in (("labels", trace.labels.event), ("spans", trace.spans.event)):
         if any(map(gt, events, events[1:])) or (events and not 0 <= events[0] <= events[-1] <= num_events):
