@@ -64,6 +64,15 @@ def test_a_summary_without_a_batch_asks_for_one() -> None:
         read_summary(TORCHSUMMARY)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("657,162", "9" * 5000), ("[-1, 10]", f"[-1, {'9' * 5000}]"), ("[-1, 10]", "[-1, 99999999, 99999999, 99999999]")],
+)
+def test_a_summary_with_absurd_numbers_is_refused(old: str, new: str) -> None:
+    with pytest.raises(UsageError, match=r"digits|output of 8\.0e\+24 elements"):
+        read_summary(TORCHSUMMARY.replace(old, new), batch_size=8)
+
+
 def test_another_text_is_no_summary() -> None:
     with pytest.raises(UsageError, match="Known formats: torchsummary and torchinfo"):
         read_summary("loss 0.1\nloss 0.2\n")

@@ -23,6 +23,9 @@ class Layer:
     """Elements of its output, for the whole batch."""
     parameters: int
 
+    def __post_init__(self) -> None:
+        assert min(self.activations, self.parameters) >= 0, f"{self.kind}: a negative size"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionCall:
@@ -42,6 +45,11 @@ class ConvolutionCall:
     """What autograd has saved before it."""
     gradient_bytes: int
     """Gradients of parameters that exist when its own are computed."""
+
+    def __post_init__(self) -> None:
+        sizes = (*self.x, *self.y, *self.w, *self.stride, *self.dilation, self.groups, self.element_bytes)
+        assert min(sizes) > 0, "a size of a convolution must be 1 or more"
+        assert min(self.padding, default=0) >= 0, "a convolution has a negative padding"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,10 @@ class JobFeatures:
     is_checkpointed: bool | None = None
     gpu: str = ""
     torch_version: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.batch_size is None or self.batch_size > 0, f"batch_size {self.batch_size} must be 1 or more"
+        assert (self.parameters or 0) >= 0, f"parameters {self.parameters} must not be negative"
 
     @property
     def unknown(self) -> tuple[str, ...]:

@@ -181,8 +181,10 @@ def _many(options: argparse.Namespace, gpu: Gpu, context: int | None, model: Lea
     for number, line in enumerate(lines, start=1):
         try:
             found.append(read_description(parse_json(line), where=f"line {number}"))
-        except (ForetellError, ValueError) as error:
+        except ForetellError as error:
             found.append(str(error))
+        except ValueError as error:
+            found.append(f"line {number}: not JSON: {error}.")
     jobs = [each for each in found if not isinstance(each, str)]
     try:
         answers = iter(answer_all(jobs, gpu, context_bytes=context, model=model))

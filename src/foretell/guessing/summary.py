@@ -20,12 +20,17 @@ _BATCH = re.compile(r"batch[ _-]?size\s*[:=]\s*([0-9]+)", re.IGNORECASE)
 _TOTAL = re.compile(r"total params:\s*([0-9][0-9,]*)", re.IGNORECASE)
 _TRAINABLE = re.compile(r"^\s*trainable params:\s*([0-9][0-9,]*)", re.IGNORECASE | re.MULTILINE)
 _LARGEST_TEXT = 4 << 20
+_MOST_DIGITS = 15
+_LONG_NUMBER = re.compile(rf"[0-9](?:,?[0-9]){{{_MOST_DIGITS}}}")
+_LARGEST_OUTPUT = 10**_MOST_DIGITS
 
 
 def read_summary(text: str, *, name: str = "summary", batch_size: int | None = None) -> JobFeatures:
     """Each layer's class, output shape and parameters. A batch dimension of -1 is replaced by `batch_size`."""
     if len(text) > _LARGEST_TEXT:
         raise UsageError(f"{name}: a summary of {len(text)} characters is too long; at most {_LARGEST_TEXT} are read.")
+    if _LONG_NUMBER.search(text):
+        raise UsageError(f"{name}: not a summary of a model: it has a number of more than {_MOST_DIGITS} digits.")
     found = _BATCH.search(text)
     written = int(found[1]) if found else None
     rows = [match for match in map(_ROW.match, text.splitlines()) if match is not None]
@@ -54,6 +59,8 @@ def read_summary(text: str, *, name: str = "summary", batch_size: int | None = N
             is_leaf = following is None or _indent(following.string) <= _indent(match.string)
         else:  # torchsummary prints blocks like layers, without parameters
             is_leaf = parameters > 0 or _WITHOUT_PARAMETERS.match(match["kind"]) is not None
+        if prod(shape) > _LARGEST_OUTPUT:
+            raise UsageError(f"{name}: {match['kind']} has an output of {prod(shape):.1e} elements.")
         if is_leaf and shape and min(shape) > 0:
             layers.append(Layer(kind=match["kind"], activations=prod(shape), parameters=parameters))
     parameters = int(total[1].replace(",", ""))

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def read(path: Path) -> list[Row]:
         return [row for each in files for row in read(each)]
     try:
         return [_row(each) for each in _plain_rows(path)]
-    except (OSError, ValueError, KeyError, csv.Error, EOFError) as error:
+    except (OSError, ValueError, KeyError, csv.Error, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{error}"
         raise TraceError(f"{path}: not a data set of the schema {SCHEMA}: {reason:.300}.") from None
 

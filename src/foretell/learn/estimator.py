@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
 from math import exp
 from pathlib import Path
 from typing import Any
 
-from foretell.errors import TraceError, UsageError
+from foretell.errors import TraceError
 from foretell.features import Guess, JobFeatures
 from foretell.formulas.model_states import least_bytes
 from foretell.formulas.own import depth_of, formula_bytes, terms
 from foretell.learn import trees
 from foretell.learn.vectors import names, vector
+from foretell.plain import from_plain
 from foretell.records import Gpu
 
 SHIPPED = Path(__file__).parent / "models" / "reserved"
 _LARGEST_CORRECTION = 1.2
 """As a logarithm: a factor of 3.3 either way. More would be a job that is nothing like those of the data set."""
+_LARGEST_SPREAD = 5.0
+"""As a logarithm: more is damage."""
+STRATA = ("mlp", "transformer", "cnn", "cnn-small", "cnn-medium", "cnn-large")
+"""What `stratum` answers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +100,38 @@ def read(path: Path) -> Learned:
                 f"cannot use the model {path}: it was trained on other features than this foretell computes. Train it "
                 "again with `foretell train`."
             )
+    try:
+        numbers = from_plain(_Numbers, {name: card[name] for name in ("spreads", "factors") if name in card})
+        if missing := [depth for depth in models if not set(STRATA) <= numbers.spreads.get(depth, {}).keys()]:
+            raise ValueError(f"no spreads of {', '.join(missing)}")
+    except ValueError as error:
+        raise TraceError(f"cannot use the model {path}: its card is damaged: {error}.") from None
     return Learned(models, card)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """Logarithms."""
+
+    low: float
+    high: float
+    bound: float
+
+    def __post_init__(self) -> None:
+        assert max(abs(self.low), abs(self.high), abs(self.bound)) < _LARGEST_SPREAD, "a spread that is too wide"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbers:
+    """What of a card is computed with."""
+
+    spreads: dict[str, dict[str, _Spread]]
+    factors: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert all(0 < each < exp(_LARGEST_SPREAD) for each in self.factors.values()), "a factor that is no factor"
 
 
 @cache
 def shipped() -> Learned:
     return read(SHIPPED)
-
-
-def with_name(model: Learned, name: str) -> Learned:
-    return replace(model, name=name)
-
-
-def check_batch(batch_size: int) -> None:
-    if batch_size < 1:
-        raise UsageError(f"--batch-size {batch_size}: must be 1 or more.")

@@ -14,7 +14,7 @@ from foretell.features import JobFeatures
 from foretell.formulas import own
 from foretell.formulas.own import TERMS, Depth
 from foretell.learn import trees
-from foretell.learn.estimator import stratum
+from foretell.learn.estimator import STRATA, stratum
 from foretell.learn.fit import fit_coefficients
 from foretell.learn.vectors import names, vector
 from foretell.records import Gpu
@@ -201,7 +201,7 @@ def _summaries(rows: Sequence[Labelled], residuals: Any, np: Any) -> tuple[dict[
     strata = np.array([stratum(row.features, row.gpu) for row in rows])
     spreads: dict[str, Any] = {}
     scores: dict[str, Any] = {}
-    for name in ("mlp", "transformer", "cnn", "cnn-small", "cnn-medium", "cnn-large"):
+    for name in STRATA:
         own_residuals = residuals[[each.startswith(name) for each in strata]]
         if not len(own_residuals):
             own_residuals = residuals

@@ -9,15 +9,19 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretell import disk
 from foretell.errors import TraceError, UnsupportedError
+from foretell.plain import from_plain, parse_json
 
 SCHEMA = "foretell.model/1"
 _LARGEST_FILE = 4 << 20
+_LARGEST_ARRAYS = 64 << 20
+_DEEPEST = 1000
 _ARRAYS = ("feature", "threshold", "left", "right", "value", "roots", "default_left")
 
 
@@ -106,23 +110,61 @@ def save(path: Path, trees: dict[str, Trees], card: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Trees], dict[str, Any]]:
-    """Refuses arrays that are not those of the card."""
+    """Refuses arrays that are not those of the card, and any that `Trees.predict` could not use."""
     np = numpy()
     try:
-        card = json.loads(path.with_suffix(".json").read_text("utf-8"))
+        card = parse_json(path.with_suffix(".json").read_bytes())
         data = path.with_suffix(".npz").read_bytes()
         if not isinstance(card, dict) or card.get("schema") != SCHEMA:
             raise ValueError(f"its card is not of the schema {SCHEMA}")
         if len(data) > _LARGEST_FILE:
             raise ValueError(f"it has {len(data)} bytes, and a model at most {_LARGEST_FILE}")
-        if hashlib.sha256(data).hexdigest() != card["sha256"]:
+        if hashlib.sha256(data).hexdigest() != card.get("sha256"):
             raise ValueError("its arrays are not those that its card describes: the file was changed or is damaged")
-        arrays = np.load(io.BytesIO(data), allow_pickle=False)
-        trees = {
-            name: Trees(**{array: arrays[f"{name}.{array}"] for array in _ARRAYS}, depth=int(depth))
-            for name, depth in card["depths"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        plain = from_plain(_Card, {name: card.get(name, {}) for name in ("depths", "features")})
+        arrays = _arrays(data, np)
+        trees: dict[str, Trees] = {}
+        for name, depth in plain.depths.items():
+            if missing := [array for array in _ARRAYS if f"{name}.{array}" not in arrays]:
+                raise ValueError(f"it has no arrays {', '.join(missing)} of {name}")
+            trees[name] = Trees(**{array: arrays[f"{name}.{array}"] for array in _ARRAYS}, depth=depth)
+            _check(trees[name], len(plain.features.get(name, ())), np)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise TraceError(f"cannot use the model {path.with_suffix('.npz')}: {reason}.") from None
     return trees, card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    depths: dict[str, int]
+    features: dict[str, tuple[str, ...]]
+
+
+def _arrays(data: bytes, np: Any) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            num_bytes = sum(member.file_size for member in archive.infolist())
+        if num_bytes <= _LARGEST_ARRAYS:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                return dict(arrays)
+    except Exception as error:  # of zipfile, zlib, and the Python tokenizer that reads NumPy's headers
+        raise ValueError(f"its arrays are damaged: {error}") from None
+    raise ValueError(f"its arrays would take {num_bytes} bytes, and may at most {_LARGEST_ARRAYS}")
+
+
+def _check(trees: Trees, num_features: int, np: Any) -> None:
+    count = np.size(trees.feature)
+    ranges = (("feature", num_features), ("left", count), ("right", count), ("roots", count))
+    for name in _ARRAYS:
+        array = getattr(trees, name)
+        kinds = {"default_left": "b", "threshold": "f", "value": "f"}.get(name, "iu")
+        is_list = isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in kinds
+        if not is_list or (name != "roots" and len(array) != count):
+            raise ValueError(f"its array {name} has another shape or type than that of a model")
+    for name, end in ranges:
+        array = getattr(trees, name)
+        if len(array) and not 0 <= array.min() <= array.max() < end:
+            raise ValueError(f"its array {name} has a number outside of 0 to {end - 1}")
+    if not 0 <= trees.depth <= _DEEPEST or not np.isfinite(trees.value).all():
+        raise ValueError(f"its trees have the depth {trees.depth}, or values that are not finite")
