@@ -261,6 +261,9 @@ def _read_native(directory: Path, pid: int) -> _Native:
         words.byteswap()
         halves.byteswap()
     kinds, name = halves[2::16], halves[3::16]
+    if name and max(name) >= len(names):  # the end of the list was not written any more
+        name = array("I", (min(number, len(names)) for number in name))
+        names += ("(unknown)",)
     column = [words[0::8], *(words[2 + i :: 8] for i in range(6))]  # time, a0 ... a5
 
     present = set(kinds)
