@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import json
+import marshal
 import os
 import random
 import re
@@ -18,8 +20,9 @@ import shutil
 import signal
 import sys
 import traceback
+from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -35,20 +38,27 @@ from foretell.diff import compare, summary_of
 from foretell.diff import json as diff_json
 from foretell.diff.summary import summary_of_run
 from foretell.errors import ForetellError, TraceError
-from foretell.jobs import Job
+from foretell.features import plain_features
+from foretell.jobs import CaptureOptions, Job
+from foretell.learn import dataset
+from foretell.learn.estimator import SHIPPED
 from foretell.plain import from_plain
 from foretell.plan.check import Gate, judge
 from foretell.protocol import native_log
+from foretell.protocol.operators import COLUMNS
 from foretell.records import Estimate
 from foretell.report import html, notebook, snapshot
 from foretell.runs import Store
 from foretell.runs.environment import convolution_line
 from foretell.runs.store import lines
 from foretell.trace import load, save
+from foretell.trace.records import RankMark
 from foretell.units import MIB
 from mutations import Mutate, mutate_bytes, mutate_json, mutate_zip
 from test_calibration import PROFILE
 from test_explain_oom import MESSAGES
+from test_formulas import JOB
+from test_guess import TORCHINFO, TORCHSUMMARY
 from test_import import Span, a_step, backward, document
 
 BUDGET = int(os.environ.get("FORETELL_FUZZ", "3500"))
@@ -84,10 +94,13 @@ def main(*words: str | Path) -> None:
 def traces(folder: Path) -> dict[str, bytes]:
     capture = a_capture(folder / "capture")
     found = {}
-    for name, changes in {"fits": {}, "failed": {"exit_status": 1}}.items():
+    timed = CaptureOptions(time=True)
+    for name, changes in {"fits": {}, "failed": {"exit_status": 1}, "timed": {"options": timed}}.items():
         save(capture.trace(**changes), folder / "saved")
         found[f"{name}.trace"] = (folder / "saved").read_bytes()
-    return found
+    first, second = (replace(capture.trace(), rank=RankMark(rank=i, world_size=2, local_rank=i)) for i in range(2))
+    save(replace(first, other_ranks=(second,)), folder / "saved")
+    return {**found, "ranks.trace": (folder / "saved").read_bytes()}
 
 
 def a_capture(folder: Path) -> CaptureFolder:
@@ -114,14 +127,40 @@ def a_capture(folder: Path) -> CaptureFolder:
     capture.journal("phase", 9, phase="backward", step=0)
     capture.journal("caveat", text="a caveat").journal("not_sent", what="wandb").journal("redirected_write", path="/x")
     capture.journal("ended_early", how="loader", step=2, what="training loop").journal("phase", phase="forward", step=0)
+    operators(capture)
     settings = "max_split_size_mb:32,roundup_power2_divisions:[1:2,>:4]"
     capture.journal("allocator", 0, settings=settings, backend="native")
     return capture.journal("exception", 8, type="ValueError", message="no", where="t.py:1", is_oom=False)
 
 
+def operators(capture: CaptureFolder) -> None:
+    """Of the recorded step, with a signature for each kind of rule."""
+    half = ["float16", [2, 4, 8, 8], "channels_last", True]
+    full = ["float32", [4, 4, 3, 3], "contiguous", True]
+    names = ["convolution", "mm", "copy_", "native_batch_norm", "max_pool2d_with_indices", "_flash_attention_forward",
+             "embedding", "sum", "relu", "_foreach_add_", "convolution_backward", "max_pool2d_with_indices_backward",
+             "embedding_dense_backward", "native_dropout", "_conv_depthwise2d"]  # fmt: skip
+    inputs = [half, full, full, [1, 1], 3, True, None]
+    signatures = [json.dumps([f"aten::{name}", inputs[:3] + inputs[4:]]) for name in names]
+    signatures += [json.dumps(["aten::_foreach_mul_", [["list", half, full], 0.5]]), '["enumerate(DataLoader)#x", []]']
+    count = len(signatures)
+    columns = {"begin_us": range(count), "end_us": [9] * count, "signature": range(count), "parent": [-1] * count,
+               "thread": [0] * count}  # fmt: skip
+    told = {
+        "kind": "training", "step": 1, "begin_us": 0, "end_us": 10, "cpu_us": 9, "delay_us": 1, "loop_us": 740.0,
+        "phases": [(0, "forward"), (5, "backward")], "signatures": signatures,
+        "columns": {name: array(COLUMNS[name], values).tobytes() for name, values in columns.items()},
+    }  # fmt: skip
+    (capture.directory / f"operators-{capture.pid}.marshal").write_bytes(marshal.dumps(told, 2))
+    for row in range(count):
+        values = {field.name: 1 for field in native_log.LAUNCH.fields}
+        capture.call(native_log.LAUNCH, "vectorized_elementwise_kernel", time_us=row, **values)
+
+
 def read_trace(path: Path) -> None:
     main("report", path, "--json", path.with_name("out.json"))
     main("what-if", path, "--gpu", "rtx-4060", "--alloc-conf", "expandable_segments:True")
+    main("share", path, path, "--gpu", "a100-40gb")
     trace = load(path)
     estimate = estimate_of(trace)
     as_baseline(path, estimate)
@@ -142,6 +181,7 @@ def estimates(folder: Path) -> dict[str, bytes]:
 
 def read_estimate(path: Path) -> None:
     main("diff", path.with_name("fits.json"), path)
+    main("share", path, path.with_name("fits.json"))
     main("diff", path, path.with_name("fits.json"), "--fail-over", "5%", "--html", path.with_name("out.html"))
     notebook.render(Estimate.from_json(path.read_text(errors="replace")))
     as_baseline(path, Estimate.from_json(path.with_name("fits.json").read_text()))
@@ -243,6 +283,62 @@ def read_capture(path: Path) -> None:
     estimate_of(CaptureFolder(path.parent).trace())
 
 
+# --- instant estimates ------------------------------------------------------------------------------------------------
+
+
+def descriptions(folder: Path) -> dict[str, bytes]:
+    plain = json.dumps(plain_features(JOB))
+    return {"job.json": plain.encode(), "jobs.jsonl": f"{plain}\n{plain}\n".encode()}
+
+
+def mutate_description(data: bytes, chance: random.Random) -> bytes:
+    lines = data.splitlines(keepends=True)
+    return b"".join(mutate_json(line, chance) + b"\n" * (len(lines) > 1) for line in lines)
+
+
+def read_description(path: Path) -> None:
+    if path.suffix == ".jsonl":
+        main("guess", "--gpu", "rtx-3060", "--jobs", path)
+    else:
+        main("guess", "--gpu", "rtx-3060", path)
+
+
+def summaries(folder: Path) -> dict[str, bytes]:
+    return {"torchsummary.txt": TORCHSUMMARY.encode(), "torchinfo.txt": TORCHINFO.encode()}
+
+
+def models(folder: Path) -> dict[str, bytes]:
+    return {f"model{suffix}": SHIPPED.with_suffix(suffix).read_bytes() for suffix in (".json", ".npz")}
+
+
+def mutate_model(data: bytes, chance: random.Random) -> bytes:
+    return mutate_zip(data, chance) if data.startswith(b"PK") else mutate_json(data, chance)
+
+
+def read_model(path: Path) -> None:
+    """With the checksum of the arrays as they are now: somebody can have meant them."""
+    card, arrays = path.with_name("model.json"), path.with_name("model.npz")
+    path.rename(path.with_name(path.name.removeprefix("mutated-")))
+    with contextlib.suppress(ValueError, RecursionError):
+        document = json.loads(card.read_bytes())
+        if isinstance(document, dict):
+            document["sha256"] = hashlib.sha256(arrays.read_bytes()).hexdigest()
+            card.write_text(json.dumps(document))
+    path.with_name("job.json").write_text(json.dumps(plain_features(JOB)))
+    main("guess", "--gpu", "rtx-3060", "--model", arrays, path.with_name("job.json"))
+
+
+def data_sets(folder: Path) -> dict[str, bytes]:
+    rows = gzip.decompress(dataset.SAMPLE.read_bytes()).splitlines(keepends=True)
+    some = b"".join(rows[:4])
+    return {"few.csv": some, "few.csv.gz": gzip.compress(some, mtime=0)}
+
+
+def read_data_set(path: Path) -> None:
+    main("dataset", "describe", path)
+    assert all(row.labelled.reserved_bytes == row.reserved_bytes for row in dataset.read(path))
+
+
 def logs(folder: Path) -> dict[str, bytes]:
     return {f"{number}.log": row["text"].encode() for number, row in enumerate(MESSAGES)}
 
@@ -255,6 +351,10 @@ KINDS = {
     "job": Kind(jobs, mutate_json, read_job),
     "store": Kind(stores, mutate_bytes, read_store),
     "capture": Kind(captures, mutate_bytes, read_capture),
+    "description": Kind(descriptions, mutate_description, read_description),
+    "summary": Kind(summaries, mutate_bytes, lambda path: main("guess", "--batch-size", "8", path)),
+    "model": Kind(models, mutate_model, read_model),
+    "data-set": Kind(data_sets, mutate_bytes, read_data_set),
     "oom-message": Kind(logs, mutate_bytes, lambda path: main("explain-oom", path)),
 }
 
