@@ -135,6 +135,23 @@ def test_a_product_with_a_descriptor_nobody_here_made_is_recorded_by_name_alone(
     assert calls == [{"kind": "library_call", "function": "cublasLtMatmul", "workspace_bytes": 0, "device": 0}]
 
 
+def test_a_collective_fails_where_the_other_ranks_could_not_hear_of_it(tmp_path: Path) -> None:
+    """A full disk, here a limit of files. ncclInt32 is 2, ncclSystemError is 2."""
+    logged(
+        tmp_path,
+        "import resource",
+        "class Id(Structure): _fields_ = [('bytes', c_char * 128)]",
+        "data = p(); cuda.cudaMalloc(byref(data), c_size_t(512))",
+        "assert cuda.ncclCommInitRank(byref(comm), 2, Id(), 0) == 0",
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))",
+        f"result = cuda.ncclAllReduce(data, data, c_size_t(1), 2, 0, comm, {P})",
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)",
+        "cuda.ncclGetLastError.restype = c_char_p",
+        "said = cuda.ncclGetLastError(None)",
+        "assert (result, said) == (2, b'foretell cannot write to its capture folder: File too large'), (result, said)",
+    )
+
+
 def test_a_collective_is_recorded_with_its_operation_count_type_and_ranks(tmp_path: Path) -> None:
     """ncclCommInitAll makes two communicators, of two ranks each; ncclFloat16 is 6, ncclFloat32 7."""
     data = "data, data, c_size_t(1000), 6"

@@ -29,10 +29,15 @@ static uint32_t num_names;
 static struct { const char *name; uint32_t number; } names[NAME_SLOTS];
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
 static char prefix[PATH_MAX]; /* empty: nothing is logged */
+static char folder[PATH_MAX]; /* of the log, also once it is stopped */
 
 /* For forks of a process that waits with torch imported, whose runs each have a folder of their own. */
 EXPORT void foretell_log_to(const char *path);
-void foretell_log_to(const char *path) { snprintf(prefix, sizeof prefix, "%s", path); }
+void foretell_log_to(const char *path) {
+    snprintf(prefix, sizeof prefix, "%s", path);
+    char *last = strrchr(strcpy(folder, prefix), '/');
+    *(last ? last : folder) = 0;
+}
 
 static void after_fork_in_child(void) {
     /* The parent's files stay the parent's; a child that uses the GPU gets its own. */
@@ -52,15 +57,7 @@ __attribute__((constructor)) static void start(void) {
 
 bool is_logging(void) { return *prefix != 0; }
 
-const char *log_folder(void) {
-    static char folder[PATH_MAX];
-    if (!is_logging()) return NULL;
-    snprintf(folder, sizeof folder, "%s", prefix);
-    char *last = strrchr(folder, '/');
-    if (!last) return NULL;
-    *last = 0;
-    return folder;
-}
+const char *log_folder(void) { return *folder ? folder : NULL; }
 
 /* A full or read-only disk must not stop the user's job; the reader sees that the rest is missing. */
 static bool stop_logging(void) {

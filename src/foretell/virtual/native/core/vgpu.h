@@ -114,7 +114,7 @@ void host_synchronizes(int device);
 #include "core/log_kinds.h"
 
 bool is_logging(void);
-const char *log_folder(void);             /* the capture folder; NULL: nothing is logged */
+const char *log_folder(void);             /* the capture folder; NULL: there is none */
 void count_launch(void);                 /* a kernel or a library call: the clock goes on */
 /* one that computes and of which only the name is of interest: counted and logged */
 void library_call(const char *function);

@@ -174,24 +174,31 @@ static bool message_path(char *path, uint64_t communicator, int from, int to) {
     return path_in_ranks(path, name);
 }
 
-void tell(uint64_t communicator, int from, int to, int64_t subject, const void *data, size_t bytes, size_t known) {
+static bool cannot_tell(void) {
+    snprintf(trouble, sizeof trouble, "foretell cannot write to its capture folder: %s", strerror(errno));
+    return false;
+}
+
+bool tell(uint64_t communicator, int from, int to, int64_t subject, const void *data, size_t bytes, size_t known) {
     char path[PATH_MAX];
-    if (!open_board() || !message_path(path, communicator, from, to)) return;
+    if (!open_board()) return true; /* and so nobody listens */
+    errno = EIO;
+    if (!message_path(path, communicator, from, to)) return cannot_tell();
     int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0) return;
+    if (file < 0) return cannot_tell();
     Header header = {bytes, known, subject};
     size_t stored = known ? bytes : 0, all = sizeof header + stored;
     char *record = allocate(all);
     memcpy(record, &header, sizeof header);
     if (stored) memcpy(record + sizeof header, data, stored);
-    for (size_t done = 0; done < all;) {
-        ssize_t n = write(file, record + done, all - done);
-        if (n <= 0 && errno != EINTR) break; /* a full disk: the others hear of it as of a rank that has died */
-        if (n > 0) done += (size_t)n;
-    }
+    size_t done = 0;
+    for (ssize_t n = 0; done < all; done += n > 0 ? (size_t)n : 0)
+        if ((n = write(file, record + done, all - done)) <= 0 && !(n < 0 && errno == EINTR)) break;
+    bool is_told = done == all || cannot_tell();
     free(record);
     close(file);
     ring();
+    return is_told;
 }
 
 /* False: it is not there yet, or only in part. */
@@ -227,9 +234,10 @@ bool identity_of(uint64_t communicator, int rank, Identity *identity) {
     Place start = {0};
     if (!open_board() || !message_path(path, communicator, rank, EVERYBODY)) return false;
     if (!next_message(path, &start, &message)) return false;
-    memcpy(identity, message.data, sizeof *identity);
+    bool is_whole = message.known >= sizeof *identity;
+    if (is_whole) memcpy(identity, message.data, sizeof *identity);
     free(message.data);
-    return true;
+    return is_whole;
 }
 
 static Message hear_for(int patience, uint64_t communicator, int from, int to, Place *place, const char *what) {
@@ -292,8 +300,8 @@ int foretell_agree(uint64_t what, int answer) {
     if (!questions[n].has_begun) {
         questions[n].what = what;
         questions[n].has_begun = true;
-        questions[n].heard = allocate((size_t)size * sizeof(Place));
-        questions[n].num_heard = allocate((size_t)size * sizeof(int));
+        questions[n].heard = allocate(MAX_RANKS * sizeof(Place)); /* the next process group may have more ranks */
+        questions[n].num_heard = allocate(MAX_RANKS * sizeof(int));
         introduce(what, own_rank);
     }
     int32_t own = answer;
@@ -308,8 +316,8 @@ int foretell_agree(uint64_t what, int answer) {
                 return answer;
             }
             bool is_current = ++questions[n].num_heard[rank] == questions[n].num_asked;
-            int32_t its;
-            memcpy(&its, message.data, sizeof its);
+            int32_t its = 1;
+            if (message.known >= sizeof its) memcpy(&its, message.data, sizeof its);
             free(message.data);
             if (is_current) answer &= its != 0;
         }

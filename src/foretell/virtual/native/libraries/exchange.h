@@ -23,8 +23,9 @@ bool can_exchange(void);
 typedef struct { int32_t rank, pid, card, unused; } Identity;
 void introduce(uint64_t communicator, int rank);
 bool identity_of(uint64_t communicator, int rank, Identity *identity); /* false: it is not there yet */
-/* `to`: a rank of the communicator, or EVERYBODY; `subject`: a number that the others get with it */
-void tell(uint64_t communicator, int from, int to, int64_t subject, const void *data, size_t bytes, size_t known);
+/* `to`: a rank of the communicator, or EVERYBODY; `subject`: a number that the others get with it. False: it could not
+ * be written, and the others must not wait for it: see last_trouble(). */
+bool tell(uint64_t communicator, int from, int to, int64_t subject, const void *data, size_t bytes, size_t known);
 /* Waits for the next message. `what`: for whoever wonders what this rank is doing. */
 Message hear(uint64_t communicator, int from, int to, Place *place, const char *what);
 const char *last_trouble(void);

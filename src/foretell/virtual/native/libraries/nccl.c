@@ -139,9 +139,10 @@ EXPORT int ncclCommInitAll(void **communicators, int count, const int *devices) 
     NEEDS(communicators);
     if (count < 1 || count > MAX_DEVICES) return NCCL_INVALID_ARGUMENT;
     UniqueId id;
-    ncclGetUniqueId(&id);
+    if (ncclGetUniqueId(&id)) return NCCL_SYSTEM_ERROR;
     for (int i = 0; i < count; i++) {
-        new_communicator(&communicators[i], count, i, hash_of(&id));
+        int result = new_communicator(&communicators[i], count, i, hash_of(&id));
+        if (result) return result;
         Communicator *c = communicators[i];
         c->device = devices ? devices[i] : i;
         c->is_local = true;
@@ -163,8 +164,9 @@ EXPORT int ncclCommSplit(Communicator *from, int color, int key, void **communic
     NEEDS(from, communicator);
     int32_t own[2] = {color, key};
     int num_ranks = 1, rank = 0, split = from->num_splits++;
-    if (from->num_ranks > 1 && !from->is_local)
-        tell(from->id, from->rank, EVERYBODY, SPLITS, own, sizeof own, sizeof own);
+    bool is_asked = from->num_ranks > 1 && !from->is_local;
+    if (is_asked && !tell(from->id, from->rank, EVERYBODY, SPLITS, own, sizeof own, sizeof own))
+        return failed(NCCL_SYSTEM_ERROR, last_trouble());
     for (int peer = 0; peer < from->num_ranks && from->num_ranks > 1; peer++) {
         if (peer == from->rank) continue;
         int32_t other[2] = {color, key};
@@ -215,6 +217,7 @@ EXPORT int ncclRedOpCreatePreMulSum(int *op, void *scalar UNUSED, int type UNUSE
 }
 EXPORT int ncclRedOpDestroy(int op UNUSED, void *c UNUSED) { return NCCL_SUCCESS; }
 EXPORT const char *ncclGetErrorString(int error) {
+    if (error == NCCL_SYSTEM_ERROR) return "a system call failed";
     if (error == NCCL_REMOTE_ERROR) return "remote process exited or there was a network error";
     return error ? "not supported by foretell's virtual GPU" : "no error";
 }
@@ -377,9 +380,9 @@ static int run_collective(const Call *call) {
     bool is_source = call->operation != OPERATION_BROADCAST || call->peer == c->rank || c->is_absent[call->peer];
     Message own = {TOLD, allocate(bytes), bytes, is_source ? call->known : 0, subject_of(call)};
     if (own.known) memcpy(own.data, call->from, own.known);
-    tell(c->id, c->rank, EVERYBODY, own.subject, own.data, bytes, own.known);
+    bool is_told = tell(c->id, c->rank, EVERYBODY, own.subject, own.data, bytes, own.known);
+    int result = is_told ? NCCL_SUCCESS : failed(NCCL_SYSTEM_ERROR, last_trouble());
     Message *messages = allocate((size_t)c->num_ranks * sizeof *messages);
-    int result = NCCL_SUCCESS;
     for (int peer = 0; peer < c->num_ranks && !result; peer++) {
         messages[peer] = peer == c->rank ? own : hear_from(c, peer, call->name);
         if (messages[peer].answer == ABSENT) messages[peer] = own;
@@ -445,8 +448,9 @@ static int run_calls(const Call *calls, size_t num_calls) {
     if (result) return result;
     for (size_t i = 0; i < num_calls; i++) {
         const Call *call = &calls[i];
-        if (call->operation == OPERATION_SEND && is_exchanged(call) && call->peer != call->c->rank)
-            tell(call->c->id, call->c->rank, call->peer, 0, call->from, part_bytes(call), call->known);
+        bool is_sent = call->operation == OPERATION_SEND && is_exchanged(call) && call->peer != call->c->rank;
+        if (is_sent && !tell(call->c->id, call->c->rank, call->peer, 0, call->from, part_bytes(call), call->known))
+            return failed(NCCL_SYSTEM_ERROR, last_trouble());
     }
     for (size_t i = 0; i < num_calls && !result; i++) {
         const Call *call = &calls[i];
