@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from foretell import trace as traces
 from foretell.analysis.verdict import estimate_of
 from foretell.analysis.what_if import what_if
 from foretell.errors import UsageError
+from foretell.inside.capture import Capture
+from foretell.inside.watch.operators import Operators as RecordingOfOperators
 from foretell.jobs import CaptureOptions
 from foretell.time import chrome_trace, performance_of, work_of
 from foretell.time.linking import Callers
@@ -84,7 +88,28 @@ def test_causal_attention_computes_half_of_what_full_attention_does() -> None:
     assert causal.flops == full.flops / 2
 
 
+def test_an_operator_without_the_tensors_of_its_rule_is_unknown() -> None:
+    on_cpu = ["float32", [64, 128], "contiguous", False]
+    for name in ("native_batch_norm", "convolution_backward", "native_dropout", "embedding_dense_backward"):
+        assert not load_of(parse(json.dumps([f"aten::{name}", [on_cpu]])), []).is_known
+
+
+def test_a_profiler_that_fails_leaves_the_script_alone() -> None:
+    failures: list[str] = []
+    hooks: dict[str, list[Any]] = {name: [] for name in ("after_step", "before_evaluation", "on_phase", "before_end")}
+    capture: Any = SimpleNamespace(**hooks, num_steps=1, hook_failed=lambda name, error: failures.append(name))
+    capture.guarded = lambda name, call: Capture.guarded(capture, name, call)
+    RecordingOfOperators(capture).install(SimpleNamespace())  # a torch without a profiler
+    for call in capture.after_step:
+        call()
+    assert failures == ["the operators of a step"]
+
+
 # --- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_product_takes_no_time() -> None:
+    assert tile_waste(Product(m=0, n=8, k=8, batch=1), 108, is_tensor=True) == 0
 
 
 def test_a_piece_of_work_takes_at_least_the_longer_of_computing_and_moving() -> None:

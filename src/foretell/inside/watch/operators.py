@@ -59,11 +59,15 @@ class Operators:
         """Call while CUDA is being initialised, after the other hooks."""
         self._torch = torch
         self._pid = os.getpid()
-        self._capture.after_step.insert(0, self._step_ends)
-        self._capture.after_step.append(self._step_begins)
-        self._capture.before_evaluation.append(self._pass_begins)
+        self._capture.after_step.insert(0, self._guarded(self._step_ends))
+        self._capture.after_step.append(self._guarded(self._step_begins))
+        self._capture.before_evaluation.append(self._guarded(self._pass_begins))
         self._capture.on_phase.append(self._phase_begins)
-        self._capture.before_end.append(self._process_ends)
+        self._capture.before_end.append(self._guarded(self._process_ends))
+
+    def _guarded(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Without the time of a step there is still its memory: the script must not fail for it."""
+        return lambda: self._capture.guarded("the operators of a step", call)
 
     def _phase_begins(self, phase: str) -> None:
         if self._profile is not None:
