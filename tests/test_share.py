@@ -180,6 +180,13 @@ def test_the_utilization_of_another_card_is_not_used(tmp_path: Path) -> None:
     assert all(job.speed for job in share([path, path], gpu="a100-80gb", busy=["90/60", "90/60"]).jobs)
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"source,a,b\nLucid\n", b"x\n1\n"])
+def test_a_file_that_has_no_pairs_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "time_collocation.csv").write_bytes(content)
+    with pytest.raises(UsageError, match=str(tmp_path)):
+        pairs.read(tmp_path)
+
+
 def test_measured_pairs_are_compared_by_the_utilization_of_each_alone(tmp_path: Path) -> None:
     head = "source,gpu,how,a,a_dataset,a_batch,a_amp,b,b_dataset,b_batch,b_amp,a_speed,b_speed"
     single = "source,gpu,model,dataset,batch_size,amp,samples_per_second,gpu_utilization_pct,memory_utilization_pct"

@@ -65,7 +65,7 @@ def read(folder: Path) -> tuple[list[MeasuredSpeed], int]:
                 continue
             for own, other, side in ((first, second, "a"), (second, first, "b")):
                 found.append(MeasuredSpeed(own, other, loads[own], loads[other], float(row[f"{side}_speed"])))
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:  # TypeError: a row that is too short
             raise UsageError(f"{folder / SET}.csv: {type(error).__name__}: {error}. Not a file of pairs?") from None
     return found, num_unknown
 
@@ -80,13 +80,16 @@ def _loads(path: Path) -> dict[_Job, Load]:
             )
             for row in _rows(path)
         }
-    except (KeyError, ValueError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"{path}: {type(error).__name__}: {error}. Not a file of measured jobs?") from None
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"cannot read {path}: {error}.") from None
 
 
 def _job(row: dict[str, str], side: str) -> _Job:
