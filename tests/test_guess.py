@@ -116,6 +116,12 @@ def test_a_job_twice_as_large_as_any_gets_twice_the_memory() -> None:
     assert second.reserved_bytes / first.reserved_bytes == pytest.approx(2, rel=0.05)
 
 
+@pytest.mark.parametrize("given", [{"batch_size": 0}, {"batch_size": -4}, {"length": 0}])
+def test_a_size_of_nothing_is_refused(given: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"(batch_size|length) -?\d: must be 1 or more"):
+        foretell.guess(JOB, gpu="a100-40gb", **given)
+
+
 def test_many_jobs_get_the_answers_of_each() -> None:
     jobs = [JOB.with_batch(size) for size in (1, 7, 100, 10_000)]
     assert answer_all(jobs, A100) == [answer(job, A100) for job in jobs]

@@ -47,9 +47,9 @@ class ConvolutionCall:
     """Gradients of parameters that exist when its own are computed."""
 
     def __post_init__(self) -> None:
-        sizes = (*self.x, *self.y, *self.w, *self.stride, *self.dilation, self.groups, self.element_bytes)
+        sizes = (*self.w, *self.stride, *self.dilation, self.groups, self.element_bytes)
         assert min(sizes) > 0, "a size of a convolution must be 1 or more"
-        assert min(self.padding, default=0) >= 0, "a convolution has a negative padding"
+        assert min((*self.x, *self.y, *self.padding), default=0) >= 0, "a convolution has a negative size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class JobFeatures:
     torch_version: str = ""
 
     def __post_init__(self) -> None:
-        assert self.batch_size is None or self.batch_size > 0, f"batch_size {self.batch_size} must be 1 or more"
+        assert (self.batch_size or 0) >= 0, f"batch_size {self.batch_size} must not be negative"
         assert (self.parameters or 0) >= 0, f"parameters {self.parameters} must not be negative"
 
     @property

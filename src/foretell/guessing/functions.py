@@ -40,6 +40,9 @@ def guess(
     `["train.py", "--batch-size", "64"]`; a `JobFeatures`; or text: a model by name (`torchvision:resnet50`,
     `timm:vit_base_patch16_224`, `package.module:function`), the path of a Hugging Face config or of a summary.
     """
+    for name, number in (("batch_size", batch_size), ("length", length)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} {number}: must be 1 or more.")
     card = gpus.find(gpu) if isinstance(gpu, str) else gpu
     if isinstance(target, JobFeatures):
         features = target
@@ -151,7 +154,10 @@ def _asked(question: dict[str, Any], gpu: Gpu, name: str, source: str) -> JobFea
 
 
 def _checked(description: Any, source: str, name: str) -> JobFeatures:
-    return features_from({"source": source, "name": name, **description})
+    try:
+        return features_from({"source": source, "name": name, **description})
+    except ValueError as error:
+        raise UnsupportedError(f"{name}: cannot guess from what was seen of the job: {error}.") from None
 
 
 def _describe_object(model: Any, inputs: Sequence[Any], optimizer: str) -> JobFeatures:
