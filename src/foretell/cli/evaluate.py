@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="measured runs: cnn_rtx.csv, transformer.csv, ...")
     parser.add_argument("--sets", metavar="A,B", help="evaluate only these sets (default: all in the folder)")
     parser.add_argument("--sample", metavar="N", type=int, help="a random sample of at most N runs per set")
-    parser.add_argument("--rows", choices=["all", "kept", "fitted"], default="all", help="which rows to evaluate")
+    parser.add_argument(
+        "--rows", choices=["all", "kept", "fitted"], default="all",
+        help="which rows to evaluate; kept: those with odd line numbers, fitted: with even ones (default: all)",
+    )  # fmt: skip
     parser.add_argument(
         "--hold-out", choices=["campaign", "family"],
         help="judge each run by intervals calibrated without its campaign or family (default: the shipped constants)",

@@ -58,7 +58,8 @@ REPORTS = (
         "--snapshot", "FILE.pickle", "write a PyTorch memory snapshot, for https://pytorch.org/memory_viz", _snapshot
     ),
     ReportFile(
-        "--timeline", "FILE.json", "write the kernels of one step as a Chrome trace, for Perfetto (--time)", _timeline
+        "--timeline", "FILE.json",
+        "write the kernels of one step as a Chrome trace, for Perfetto; implies `run --time`", _timeline,
     ),
 )
 """The reports of `foretell run`, `report` and `what-if`: a new one is a row here."""

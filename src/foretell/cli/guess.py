@@ -37,7 +37,10 @@ exit codes: 0 it fits or is unclear; 3 it would run out of memory; 1 the script 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "foretell guess [options] TARGET [ARGS...]"
     parser.epilog = _EPILOG
-    parser.add_argument("target", nargs=argparse.REMAINDER, metavar="TARGET", help="what trains, and its arguments")
+    parser.add_argument(
+        "target", nargs=argparse.REMAINDER, metavar="TARGET",
+        help="a script with its arguments, a model, a config, a summary or a description",
+    )  # fmt: skip
     parser.add_argument("--gpu", metavar="NAME", help="a GPU from `foretell gpus` (default: a100-80gb)")
     parser.add_argument("--context", metavar="SIZE", help="memory of an empty CUDA process (default: estimated)")
     parser.add_argument("--batch-size", metavar="N", type=int, help="for models, configs and summaries (default: 1)")
@@ -139,15 +142,15 @@ def text_of(guessed: GuessedJob) -> Iterator[str]:
     low, high = format_bytes(guessed.device_low_bytes), format_bytes(guessed.device_high_bytes)
     yield f"Guess: {verdicts[guessed.decision]} ({format_bytes(guessed.total_bytes)})"
     yield f"  device memory    {format_bytes(guessed.device_bytes)}   95 % interval {low} to {high}"
-    yield f"  too low in 2 %   {format_bytes(guessed.bound_bytes)}"
+    yield f"  upper bound      {format_bytes(guessed.bound_bytes)}   2 % of jobs need more"
     yield (
-        f"  class            {guessed.class_low_bytes // GIB} to {guessed.class_high_bytes // GIB} GiB"
+        f"  size class       {guessed.class_low_bytes // GIB} to {guessed.class_high_bytes // GIB} GiB"
         f"   ({guessed.family}, reserved {format_bytes(guessed.reserved_bytes)})"
     )
     for note in guessed.notes:
         yield f"  ! {note}"
     if guessed.decision == "unclear" and guessed.source == "script":
-        yield "  `foretell run` decides; --then-run does it at once"
+        yield "  `foretell run` gives a clear answer; --then-run starts it at once"
 
 
 def _run(options: argparse.Namespace, gpu: Gpu) -> int:

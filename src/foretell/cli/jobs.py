@@ -40,7 +40,7 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
     )
     card.add_argument(
         "--gpus-per-node", metavar="N", type=_count,
-        help="cards in the machine (default: as many as torchrun, accelerate or deepspeed is told to use, else 1)",
+        help="GPUs in the machine (default: as many as torchrun, accelerate or deepspeed is told to use, else 1)",
     )  # fmt: skip
     card.add_argument(
         "--used-by-others", metavar="SIZE", default="0",

@@ -36,7 +36,7 @@ COMMANDS = {
     "fit": "find the GPUs a training script fits on",
     "sweep": "show what a script needs with each combination of several values",
     "share": "find out whether jobs can share a GPU, and how fast each will run",
-    "guess": "estimate in milliseconds what a model or a script needs, without running a training step",
+    "guess": "quickly estimate what a model or a script needs, without running a training step",
     "gpus": "list the GPUs foretell knows",
     "report": "show the result of a saved trace",
     "what-if": "replay a saved trace on another GPU or with other allocator options",

@@ -26,7 +26,7 @@ _WORDS = {
 }  # fmt: skip
 _BOUND = {
     "gpu": "bound by the GPU", "host": "bound by the host", "loader": "bound by the data loader",
-    "copies": "bound by copies to and from the GPU", "mixed": "bound by nothing alone",
+    "copies": "bound by copies to and from the GPU", "mixed": "not bound by one of them alone",
 }  # fmt: skip
 
 
