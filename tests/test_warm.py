@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from foretell.errors import ScriptError
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Estimate
 from foretell.runs import OUTPUT, Warm
+from foretell.runs.waiting import CannotIsolate, Program
+from foretell.runs.warm import _Fork
 
 TRAIN = """
 import sys
@@ -34,6 +38,26 @@ def warm() -> Iterator[Warm]:
     process = Warm()
     yield process
     process.close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([{"failed": "no overlayfs"}, {}], CannotIsolate),
+        ([{"failed": "cannot drop capabilities"}, {"exit_status": 1}, {}], CannotIsolate),
+        ([{}], CannotIsolate),
+        ([{"bug": "Traceback ...\nKeyError: 'cwd'"}, {"exit_status": 1}, {}], RuntimeError),
+    ],
+)
+def test_all_answers_about_a_fork_that_does_not_start_are_read(
+    answers: list[dict[str, Any]], error: type[Exception], tmp_path: Path
+) -> None:
+    waiting = [*answers, {"pid": 7}]  # of the next run
+    server: Any = SimpleNamespace(environment={}, ask=lambda question: None, read=lambda seconds: waiting.pop(0))
+    output = tmp_path / "output"
+    with pytest.raises(error):
+        _Fork(server, Program(argv=("p",), environment={}, cwd=tmp_path, stdout=output, stderr=output), ())
+    assert waiting == [{"pid": 7}]
 
 
 @pytest.fixture

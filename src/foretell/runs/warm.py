@@ -207,8 +207,10 @@ class _Fork:
         if answer is None:
             raise server.died()
         if "pid" not in answer:
-            server.read(None)
-            raise not_started(answer)
+            reason = answer or {"failed": "the first process inside has died"}
+            while answer:  # the last one is empty, and must not be left for the next run
+                answer = server.read(None)
+            raise not_started(reason)
         self.pid: int = answer["pid"]
         self.read_only: tuple[str, ...] = tuple(answer.get("read_only", ()))
         self.is_in_memory: bool = answer.get("is_in_memory", False)
