@@ -5,6 +5,7 @@ A library takes card memory when its first handle is created; PyTorch cannot use
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from dataclasses import replace
@@ -29,6 +30,7 @@ class Libraries:
         self._capacity = capacity
         self._calls: dict[tuple[Any, ...], int] = {}
         self._num_written = 0
+        _silence_virtual_gpu()
 
     def load(self, name: str) -> None:
         """Log a call that loads a library; the first one takes card memory."""
@@ -58,3 +60,11 @@ class Libraries:
         with open(f"{prefix}.bin", "wb") as file:
             for (name, kind, *values), time_us in self._calls.items():
                 file.write(kind.pack(time_us, names.index(name), **dict(values)))
+
+
+def _silence_virtual_gpu() -> None:
+    """It is preloaded if torch has CUDA, and would write to the same file through a mapping, which ends the process by
+    SIGBUS once the file is shorter."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "foretell_log_to"):
+        library.foretell_log_to(b"")
