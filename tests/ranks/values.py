@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -64,5 +65,6 @@ if rank % 2 == 0:
     found["evens"] = tensor.tolist()
 dist.barrier()
 for name, value in found.items():
-    print(f"rank {rank}: {name}: {value}", flush=True)
+    sys.stdout.write(f"rank {rank}: {name}: {value}\n")  # print makes two writes, with those of others in between
+    sys.stdout.flush()
 dist.destroy_process_group()
