@@ -166,10 +166,20 @@ def test_a_batch_answers_each_line_and_names_bad_ones(tmp_path: Path, capsys: py
     lines = [json.dumps(plain_features(JOB)), "{", json.dumps({"source": "typed"}), json.dumps({"colour": "red"})]
     (tmp_path / "jobs.jsonl").write_text("\n".join(lines) + "\n")
     assert main(["guess", "--gpu", "a100-40gb", "--jobs", str(tmp_path / "jobs.jsonl")]) == 0
-    first, *others = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    shown = capsys.readouterr()
+    assert "3 of 4 lines have no answer" in shown.err
+    first, *others = [json.loads(line) for line in shown.out.splitlines()]
     assert first["reserved_bytes"] == answer(JOB, A100).reserved_bytes
     assert ["error" in each for each in others] == [True, True, True]
     assert "JobFeatures has no colour" in others[2]["error"]
+
+
+def test_a_batch_without_any_answer_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "jobs.jsonl").write_text("{\n[]\n")
+    assert main(["guess", "--gpu", "a100-40gb", "--jobs", str(tmp_path / "jobs.jsonl")]) == 2
+    shown = capsys.readouterr()
+    assert "2 of 2 lines have no answer" in shown.err
+    assert all("error" in json.loads(line) for line in shown.out.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ examples:
   foretell guess --gpu a100-40gb --batch-size 256 --json - summary.txt
   foretell guess --gpu a100-40gb --jobs queue.jsonl > answers.jsonl
 
-exit codes: 0 it fits or is unclear; 3 it would run out of memory; 1 the script itself failed; 2 wrong usage
+exit codes: 0 it fits or is unclear; 3 it would run out of memory; 1 the script itself failed; 2 wrong usage,
+            or no line of --jobs has an answer
 """
 
 
@@ -193,14 +194,17 @@ def _many(options: argparse.Namespace, gpu: Gpu, context: int | None, model: Lea
         answers = iter(answer_all(jobs, gpu, context_bytes=context, model=model))
     except UsageError:  # one of them: find out which
         answers = iter(())
+    num_failed = 0
     with ignore_broken_pipe():
         for each in found:
-            if isinstance(each, str):
-                print(json.dumps({"error": each}))
-                continue
-            guessed = next(answers, None)
             try:
-                print((guessed or answer(each, gpu, context_bytes=context, model=model)).to_json())
+                if isinstance(each, str):
+                    raise UsageError(each)
+                guessed = next(answers, None) or answer(each, gpu, context_bytes=context, model=model)
+                print(guessed.to_json())
             except UsageError as error:
+                num_failed += 1
                 print(json.dumps({"error": str(error)}))
-    return 0
+    if num_failed:
+        say(f'{num_failed} of {len(found)} lines have no answer; "error" says why.')
+    return UsageError.exit_code if found and num_failed == len(found) else 0
