@@ -191,7 +191,7 @@ def features_from(value: Any) -> JobFeatures:
 
 
 def plain_features(features: JobFeatures) -> dict[str, Any]:
-    """Without what is not known."""
+    """Without fields that are None."""
     plain = to_plain(features)
     assert isinstance(plain, dict)
     return {name: value for name, value in plain.items() if value is not None}

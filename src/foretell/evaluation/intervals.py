@@ -41,7 +41,7 @@ class _Run:
 
 
 def causes_for(case: Case, answer: Answer, calibrated: Remainders | None = None) -> tuple[Cause, ...]:
-    """Those of the run, and what is not known about the measured one. PyTorch's own peak has none."""
+    """Those of the run, and the unknowns of the measured one. PyTorch's own peak has none."""
     if answer.evidence is None or case.quantity == "allocated":
         return ()
     known = calibrated or remainders()

@@ -22,7 +22,7 @@ def names(depth: Depth) -> tuple[str, ...]:
 
 
 def vector(features: JobFeatures, gpu: Gpu) -> list[float]:
-    """In the order of `names`; NaN stands for what is not known."""
+    """In the order of `names`; NaN stands for an unknown value."""
     formula = formula_bytes(features, gpu)
     layers = features.layers or ()
     convolutions = features.convolutions or ()

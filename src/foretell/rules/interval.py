@@ -40,7 +40,7 @@ class Remainder:
     above: Spread
     request: Spread
     runs: int = 0
-    """Measured runs it was calibrated on, in so many groups; no group was judged by itself."""
+    """Measured runs it was calibrated on, in so many groups; no group was judged by constants fitted to it."""
     groups: int = 0
 
 
