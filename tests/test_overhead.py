@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from foretell import gpus
 from foretell.records import CONVOLUTION_KINDS, Cause, Evidence, LibraryBytes, PeakMemory
@@ -19,12 +21,12 @@ CALIBRATED = {
 }
 
 
-def causes(**given: Any) -> dict[str, Cause]:
+def causes(**changed: Any) -> dict[str, Cause]:
     plain = {
         "kind": "plain", "reserved_bytes": 100 * MIB, "workspace_spread_bytes": 0, "context_bytes": 430 * MIB,
         "is_context_given": True, "library_bytes": 18 * MIB,
     }  # fmt: skip
-    return {cause.name: cause for cause in causes_of(Evidence(**{**plain, **given}), CALIBRATED)}
+    return {cause.name: cause for cause in causes_of(Evidence(**{**plain, **changed}), CALIBRATED)}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,37 @@ def test_interval_and_request_are_the_sums_of_their_causes() -> None:
     found = widened(peak, [a, b])
     assert (found.device_low_bytes, found.device_high_bytes, found.request_bytes) == (124, 139, 140)
     assert widened(peak, [Cause(name="context", below_bytes=500, above_bytes=0, request_bytes=0, why="")]) is not None
+
+
+_SIZES = strategies.integers(0, 1 << 40)
+_EVIDENCE = strategies.builds(
+    Evidence,
+    kind=strategies.sampled_from(CONVOLUTION_KINDS),
+    is_context_given=strategies.booleans(),
+    are_libraries_measured=strategies.booleans(),
+    **{each.name: _SIZES for each in fields(Evidence) if each.name.endswith("_bytes")},
+)
+
+
+@given(_EVIDENCE, _SIZES)
+@settings(deadline=None, derandomize=True, max_examples=200)
+def test_the_request_is_what_its_causes_support_and_no_byte_more(evidence: Evidence, allocated_bytes: int) -> None:
+    needed = evidence.reserved_bytes + evidence.library_bytes + evidence.context_bytes
+    peak = PeakMemory(
+        allocated_bytes=allocated_bytes, reserved_bytes=evidence.reserved_bytes, library_bytes=evidence.library_bytes,
+        context_bytes=evidence.context_bytes, device_low_bytes=needed, device_high_bytes=needed, request_bytes=needed,
+    )  # fmt: skip
+    found = causes_of(evidence)
+    made = widened(peak, found)
+    assert made.device_bytes == needed
+    assert made.request_bytes - needed == sum(cause.request_bytes for cause in found)
+    assert made.device_high_bytes - needed == sum(cause.above_bytes for cause in found)
+    assert 0 <= made.device_low_bytes <= needed <= made.device_high_bytes <= made.request_bytes
+    assert len({cause.name for cause in found}) == len(found)
+    # Take one cause away, and the request falls by just that much.
+    for cause in found:
+        others = widened(peak, [each for each in found if each is not cause])
+        assert made.request_bytes - others.request_bytes == cause.request_bytes
 
 
 def test_the_shipped_constants_can_be_read_and_widen_in_order() -> None:

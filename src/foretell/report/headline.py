@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from foretell.records import Estimate
 
+WHICH_NUMBER = "Ask a scheduler for request; nvidia-smi shows device, torch peak reserved."
+
 
 def label_of(estimate: Estimate) -> str:
     if estimate.oom is not None:

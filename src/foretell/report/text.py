@@ -16,7 +16,7 @@ from foretell.records import Attribution, Category, Estimate, Gpu, Leak
 from foretell.report import performance
 from foretell.report.batches import batch_rows, order_words
 from foretell.report.dotted import shared_prefix, shortened
-from foretell.report.headline import label_of
+from foretell.report.headline import WHICH_NUMBER, label_of
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
 from foretell.report.isolation import isolation_rows
 from foretell.report.places import relative_place, short_place
@@ -173,7 +173,7 @@ def _memory(estimate: Estimate, width: int) -> RenderableType:
         row("others", "  other processes", estimate.used_by_others_bytes, "from --used-by-others")
     if estimate.oom is None:
         row(None, "  request", estimate.request_bytes, "ask your scheduler for this: enough for 99 % of runs")
-        return Padding(table, (1, 2, 0, 2), expand=False)
+        return Padding(Group(table, Text(), Text(WHICH_NUMBER)), (1, 2, 0, 2), expand=False)
     title = "The largest process:" if estimate.oom.is_together else "Memory in use when it ran out:"
     return Padding(Group(Text(title), table), (1, 2, 0, 2), expand=False)
 
