@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import UsageError
-from foretell.evaluation import cases, intervals, metrics, statistics, tables, times
+from foretell.evaluation import cases, intervals, metrics, regressor, statistics, tables, times
 from foretell.evaluation.records import Answer, Case, OtherEstimate
 from foretell.records import CONVOLUTION_KINDS, Evidence
 from foretell.rules import interval
@@ -307,6 +307,30 @@ def test_figures_of_times_are_relative_and_those_of_shares_are_differences() -> 
     scaled = found["roofline x one constant", "step_ms"]
     assert scaled.median_error is not None
     assert scaled.median_error < 0.5
+
+
+def test_the_learned_baseline_never_sees_the_family_it_estimates() -> None:
+    sizes = [1.0 + number for number in range(30)]
+    families = ["a" if number % 2 else "b" for number in range(30)]
+    work = [{"gemm FLOPs": size, "launches": 0.5} for size in sizes]
+    # Family b is ten times as slow as family a: whoever estimates one by the other is ten times off.
+    measured = [size * (2.0 if family == "a" else 20.0) for size, family in zip(sizes, families, strict=True)]
+    found = regressor.held_out(work, families, measured, is_time=True)
+    assert found is not None
+    ratios = [each / truth for each, truth in zip(found, measured, strict=True)]
+    assert all(5 < ratio < 20 if family == "a" else 0.05 < ratio < 0.2
+               for ratio, family in zip(ratios, families, strict=True))  # fmt: skip
+    assert regressor.held_out(work[:8], families[:8], measured[:8], is_time=True) is None
+
+
+def test_the_learned_baseline_learns_a_constant_share_of_the_work() -> None:
+    sizes = [1.0 + number for number in range(40)]
+    work = [{"gemm FLOPs": size, "elementwise bytes": 3 * size} for size in sizes]
+    families = [str(number % 4) for number in range(40)]
+    found = regressor.held_out(work, families, [8 * size for size in sizes], is_time=True)
+    assert found == pytest.approx([8 * size for size in sizes], rel=0.02)
+    shares = regressor.held_out(work, families, [0.4] * 40, is_time=False)
+    assert shares == pytest.approx([0.4] * 40, abs=0.01)
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 from foretell import gpus, time
 from foretell.errors import UsageError
+from foretell.evaluation import regressor
 from foretell.evaluation.metrics import OURS, Figures, quantile
 from foretell.evaluation.records import Answer, Case
 from foretell.records import Gpu
@@ -96,7 +97,10 @@ def details(trace: Trace, gpu: Gpu) -> dict[str, Any]:
     )
     ours |= {metric: [values[metric], lows[metric], highs[metric]] for metric in SHARES}
     flops, roofline = time.plain_milliseconds(work, gpu)
-    return {"metrics": ours, "simple": {_PEAK: flops, _ROOFLINE: roofline}, "bound": step.bound}
+    return {
+        "metrics": ours, "simple": {_PEAK: flops, _ROOFLINE: roofline}, "parts": time.plain_parts(work, gpu),
+        "bound": step.bound,
+    }  # fmt: skip
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -113,6 +117,9 @@ def figures(cases: Iterable[Case], answers: dict[str, Answer]) -> list[Figures]:
         own = [(case, answer) for case, answer in known if case.set == name and metric in case.measured]
         measured = [case.measured[metric] for case, _ in own]
         found.append(_figures(name, OURS, metric, measured, [answer.details["metrics"][metric] for _, answer in own]))
+        learned = _learned(own, metric, measured)
+        if learned is not None:
+            found.append(_figures(name, regressor.NAME, metric, measured, [[each] for each in learned]))
         if metric != STEP_MS:
             typical = statistics.median(measured)
             found.append(_figures(name, "always the median", metric, measured, [[typical]] * len(measured)))
@@ -123,6 +130,13 @@ def figures(cases: Iterable[Case], answers: dict[str, Answer]) -> list[Figures]:
         for tool, values in simple.items():
             found.append(_figures(name, tool, metric, measured, [[each] for each in values]))
     return found
+
+
+def _learned(own: Sequence[tuple[Case, Answer]], metric: str, measured: Sequence[float]) -> list[float] | None:
+    names = ("family", "model", "architecture")
+    families = [next((str(case.factors[name]) for name in names if name in case.factors), "") for case, _ in own]
+    work = [answer.details.get("parts", {}) for _, answer in own]
+    return regressor.held_out(work, families, measured, is_time=metric == STEP_MS)
 
 
 def _figures(set_name: str, tool: str, metric: str, measured: Sequence[float], given: Sequence[_Triple]) -> Figures:

@@ -123,6 +123,21 @@ def plain_milliseconds(work: Work, gpu: Gpu) -> tuple[float, float]:
     return 1e3 * flops, 1e3 * roofline
 
 
+def plain_parts(work: Work, gpu: Gpu) -> dict[str, float]:
+    """Milliseconds that computing and moving would take at the peaks of the data sheet, by class of kernel, and the
+    number of launches in thousands: what a learned estimator may know of a step."""
+    peaks = {"tensor": gpu.tensor_flops or gpu.fp32_flops, "tf32": gpu.tensor_flops / 2 or gpu.fp32_flops}
+    parts: dict[str, float] = defaultdict(float)
+    for item in work.items:
+        if item.kind == "kernel":
+            name = item.kernel_class.removesuffix("_nhwc")
+            parts[f"{name} bytes"] += 1e3 * item.bytes / gpu.bandwidth_bytes_per_second
+            if item.flops:
+                parts[f"{name} FLOPs"] += 1e3 * item.flops / peaks.get(item.unit, gpu.fp32_flops)
+            parts["launches"] += item.launches / 1000
+    return dict(parts)
+
+
 def _play(work: Work, gpu: Gpu, shares: Constants, *, factor: float, launch: float, scale: float) -> Outcome:
     durations = tuple(scale * seconds(item, gpu, shares) if item.launches else 0.0 for item in work.items)
     host = Host(operator=OPERATOR_SECONDS * factor, launch=launch, factor=factor)
