@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.bounds.__main__ import Found, Row, judgement, read, sample
+from benchmarks.bounds.__main__ import Bounds, Found, judgement, read, sample
 
-ROW = Row(model="resnet50", image_size=224, is_channels_last=False, ran=100, failed=200)
+ROW = Bounds(model="resnet50", image_size=224, is_channels_last=False, ran=100, failed=200)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_an_answer_is_right_between_the_bounds_or_within_ten_percent(largest: in
 
 
 def test_without_a_failure_every_larger_batch_is_right() -> None:
-    row = Row(model="resnet50", image_size=224, is_channels_last=False, ran=100, failed=None)
+    row = Bounds(model="resnet50", image_size=224, is_channels_last=False, ran=100, failed=None)
     assert judgement(row, Found(10_000, 1)) == "right"
     assert judgement(row, Found(50, 1)) == "too small"
 
@@ -38,7 +38,7 @@ def test_rows_are_read_and_a_sample_has_each_model_once(tmp_path: Path) -> None:
     head = "layout,model,train_img_size,batch_that_ran,next_larger_batch_that_failed"
     path.write_text(f"{head}\nnchw,a,224,512,\nnhwc,a,224,256,384\nnchw,b,160,64,96\n")
     rows = read(path)
-    assert rows[1] == Row(model="a", image_size=224, is_channels_last=True, ran=256, failed=384)
+    assert rows[1] == Bounds(model="a", image_size=224, is_channels_last=True, ran=256, failed=384)
     assert rows[0].failed is None
     assert sorted(row.model for row in sample(rows, 10, seed=1)) == ["a", "b"]
     assert len(sample(rows, 1, seed=1)) == 1

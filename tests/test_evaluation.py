@@ -87,6 +87,61 @@ def test_timm_runs_that_failed_are_left_out(tmp_path: Path) -> None:
     assert [case.key for case in found] == ["timm_a100/2", "timm_a100/3", "timm_a100/6"]
 
 
+JOB_COLUMNS = "source,job,gpu,quantity,measured_mib,campaign_stack,how"
+
+
+def test_a_published_job_has_a_script_and_the_context_of_its_campaign(tmp_path: Path) -> None:
+    rows = [
+        'carma-2025,"timm resnet34, CIFAR-100 32 px, batch 64, AdamW",a100-40gb,device,1016,x,A',
+        'carma-2025,"torchvision vgg16, 224 px, batch 64, Adam",a100-40gb,device,11760,x,B',
+        "hf-docs-v100,empty process (torch.ones(1).cuda()),v100-16gb,device,1343,x,C",
+        'hf-docs-v100,"bert-large fp16 AMP, batch 1, accumulation 4, Adafactor",v100-16gb,device,4847,x,C',
+        'fms-acceleration,"PowerLM-3b LoRA r16, batch 4 x 4096",a100-80gb,device,24591,x,D',
+        'fms-acceleration,"PowerLM-3b full fine-tuning, batch 8 x 4096",a100-80gb,allocated,44879,x,D',
+    ]
+    found = cases.read(write(tmp_path, "published_jobs", JOB_COLUMNS, *rows))
+    assert [(case.workload, *case.arguments) for case in found] == [
+        ("published_cifar.py", "--model", "resnet34", "--batch-size", "64"),
+        ("imagenet_cnn.py", "--model", "vgg16", "--batch-size", "64", "--last-batch", "15", "--validate"),
+        ("published_bert.py", "--batch-size", "1", "--optimizer", "Adafactor", "--amp"),
+        ("published_granite.py", "--batch-size", "4", "--rank", "16"),
+        ("published_granite.py", "--batch-size", "8"),
+    ]
+    contexts = [(case.context_bytes or 0) // MIB for case in found]
+    assert contexts == [483, 483, 1343, 0, 0]
+    assert [case.is_context_unknown for case in found] == [False, False, False, True, True]
+    assert [case.quantity for case in found] == [*["device"] * 4, "allocated"]
+
+
+def test_a_published_job_without_a_script_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "published_jobs", JOB_COLUMNS, "x,a job of another kind,v100-16gb,device,1,x,A")
+    with pytest.raises(UsageError, match="no script for the job 'a job of another kind'"):
+        cases.read(tmp_path)
+
+
+def test_bounds_are_two_decisions_and_nothing_else_is_judged_of_them(tmp_path: Path) -> None:
+    columns = "layout,model,train_img_size,batch_that_ran,next_larger_batch_that_failed"
+    path = write(tmp_path, "timm_3090_batch_bounds", columns, "nhwc,a_b,224,256,384", "nchw,c,64,512,")
+    ran, failed, endless = cases.read(path)
+    assert [(case.key, case.is_oom) for case in (ran, failed, endless)] == [
+        ("timm_3090_batch_bounds/2", False), ("timm_3090_batch_bounds/2/failed", True),
+        ("timm_3090_batch_bounds/3", False),
+    ]  # fmt: skip
+    assert failed.arguments == ("--model", "a_b", "--image-size", "224", "--batch-size", "384", "--channels-last")
+    assert (failed.is_kept_back, endless.is_kept_back) == (False, True)
+    answers = {
+        ran.key: an_answer(ran, 23 * GIB), failed.key: an_answer(failed, 23 * GIB),
+        endless.key: an_answer(endless, 25 * GIB, is_oom=True),
+    }  # fmt: skip
+    judged = metrics.judge([ran, failed, endless], answers, one_gib_around)
+    ours, request = metrics.figures(judged)
+    assert (ours.oom_right, ours.oom_missed, ours.oom_false_alarms) == (1, 1, 1)
+    assert (ours.num_errors, ours.median_error, ours.interval_coverage) == (0, None, None)
+    assert (ours.over_card, request.over_card) == (1.0, 1.0)
+    assert ours.failure_probability == 2 / 3
+    assert intervals.fit([ran, failed, endless] * 20, answers) == interval.remainders()
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [(["nothing"], "unknown set. Known sets: transformer, cnn_rtx"), (["cnn_rtx"], "does not contain cnn_rtx.csv")],

@@ -23,30 +23,18 @@ from rich.console import Console
 
 from foretell import api, gpus
 from foretell.errors import ForetellError
+from foretell.evaluation.published import BOUNDS, BOUNDS_CONTEXT_BYTES, BOUNDS_GPU, BOUNDS_SCRIPT, Bounds, bounds_of
+from foretell.evaluation.runner import WORKLOADS
 from foretell.jobs import CaptureOptions, Job
 from foretell.plan.search import Answer, largest
 from foretell.runs import Pool, Warm, parse_workers
-from foretell.units import parse_bytes
+from foretell.units import MIB, parse_bytes
 
-HERE = Path(__file__).resolve().parent
-TRAIN = HERE / "train.py"
-GROUND_TRUTH = HERE.parents[2] / "shared" / "ground_truth"
-FILE = "timm_3090_batch_bounds.csv"
-CONTEXT = "1343MiB"
-"""An empty process where CUDA loads all kernels at once, as it did before 11.7 (measured with CUDA of that time)."""
+GROUND_TRUTH = Path(__file__).resolve().parents[3] / "shared" / "ground_truth"
+FILE = f"{BOUNDS}.csv"
 TOLERANCE_PERCENT = 10
 BEGIN, END = "<!-- begin: make bounds -->", "<!-- end: make bounds -->"
 Judgement = Literal["right", "too large", "too small", "no answer"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    model: str
-    image_size: int
-    is_channels_last: bool
-    ran: int
-    failed: int | None
-    """None: it ran at the largest batch size that was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +48,7 @@ def main() -> int:
     options = parsed()
     rows = sample(read(options.ground_truth / FILE), options.sample, options.seed)
     console = Console(stderr=True, highlight=False)
-    judged: list[tuple[Row, Found]] = []
+    judged: list[tuple[Bounds, Found]] = []
     with Pool(options.workers, modules=["timm"]) as pool:
         for (row, _), found in pool.map(search, [(row, parse_bytes(options.context)) for row in rows]):
             judged.append((row, found))
@@ -78,45 +66,34 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--ground-truth", type=Path, default=GROUND_TRUTH, metavar="FOLDER")
     parser.add_argument("--sample", type=int, default=60, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
-    parser.add_argument("--context", default=CONTEXT, metavar="SIZE")
+    parser.add_argument("--context", default=f"{BOUNDS_CONTEXT_BYTES // MIB}MiB", metavar="SIZE")
     parser.add_argument("--workers", type=parse_workers, default=os.cpu_count() or 1)
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     return parser.parse_args()
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[Bounds]:
     with path.open(newline="") as file:
-        return [
-            Row(
-                model=row["model"],
-                image_size=int(row["train_img_size"]),
-                is_channels_last=row["layout"] == "nhwc",
-                ran=int(row["batch_that_ran"]),
-                failed=int(row["next_larger_batch_that_failed"] or 0) or None,
-            )
-            for row in csv.DictReader(file)
-        ]
+        return [bounds_of(row) for row in csv.DictReader(file)]
 
 
-def sample(rows: Sequence[Row], number: int, seed: int) -> list[Row]:
+def sample(rows: Sequence[Bounds], number: int, seed: int) -> list[Bounds]:
     """Random rows, at most one of each model."""
     shuffled = random.Random(seed).sample(list(rows), len(rows))
     first_of = {row.model: row for row in reversed(shuffled)}
     return [row for row in shuffled if first_of[row.model] is row][:number]
 
 
-def job_of(row: Row, batch_size: int, context_bytes: int) -> Job:
-    words = [str(TRAIN), "--model", row.model, "--image-size", str(row.image_size), "--batch-size", str(batch_size)]
+def job_of(row: Bounds, batch_size: int, context_bytes: int) -> Job:
     return Job(
-        command=(*words, *(["--channels-last"] if row.is_channels_last else [])),
-        gpu=gpus.find("rtx-3090"),
-        environment=(("TIMM_FUSED_ATTN", "0"),),
+        command=(str(WORKLOADS / BOUNDS_SCRIPT), *row.arguments(batch_size)),
+        gpu=gpus.find(BOUNDS_GPU),
         context_bytes=context_bytes,
         options=CaptureOptions(steps="all", history=False, attribution=False, stdout="file", timeout_seconds=300.0),
     )
 
 
-def search(item: tuple[Row, int], warm: Warm) -> Found:
+def search(item: tuple[Bounds, int], warm: Warm) -> Found:
     """The task of a worker of the pool."""
     row, context_bytes = item
     num_runs, problem = 0, ""
@@ -130,7 +107,7 @@ def search(item: tuple[Row, int], warm: Warm) -> Found:
         try:
             estimate = api.run(job_of(row, value, context_bytes), warm=warm).estimate
         except ForetellError as error:
-            problem = str(error).splitlines()[0].replace(f"{HERE}{os.sep}", "")
+            problem = str(error).splitlines()[0].replace(f"{WORKLOADS}{os.sep}", "")
             return Answer(fits=None)
         return Answer(fits=estimate.verdict == "fits", need_bytes=estimate.device_bytes)
 
@@ -139,14 +116,14 @@ def search(item: tuple[Row, int], warm: Warm) -> Found:
         return Found(None, num_runs, problem)
     if row.failed is None and first.fits:
         return Found(row.ran, num_runs)
-    card = gpus.find("rtx-3090")
+    card = gpus.find(BOUNDS_GPU)
     found = largest(
         ask, range(1, 4 * (row.failed or row.ran) + 1), start=row.ran, limit_bytes=card.total_bytes, width=1
     )
     return Found(found.value or 0, num_runs)
 
 
-def judgement(row: Row, found: Found) -> Judgement:
+def judgement(row: Bounds, found: Found) -> Judgement:
     if found.batch_size is None:
         return "no answer"
     if 100 * found.batch_size < (100 - TOLERANCE_PERCENT) * row.ran:
@@ -156,7 +133,7 @@ def judgement(row: Row, found: Found) -> Judgement:
     return "right"
 
 
-def line(row: Row, found: Found) -> str:
+def line(row: Bounds, found: Found) -> str:
     layout = "channels last" if row.is_channels_last else "channels first"
     failed = "" if row.failed is None else f", {row.failed} failed"
     return (
@@ -165,7 +142,7 @@ def line(row: Row, found: Found) -> str:
     )
 
 
-def summary(judged: Sequence[tuple[Row, Found]], options: argparse.Namespace) -> str:
+def summary(judged: Sequence[tuple[Bounds, Found]], options: argparse.Namespace) -> str:
     answered = [(row, found) for row, found in judged if found.batch_size is not None]
     right = [(row, found) for row, found in answered if judgement(row, found) == "right"]
     strictly = [

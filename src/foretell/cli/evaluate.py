@@ -392,14 +392,17 @@ def _markdown(
     from foretell.evaluation.metrics import OURS
 
     explaining = [each for each in factors if each.p_value < 0.01]
-    memory = [each for each in figures if each.metric == "memory"]
+    memory = [each for each in figures if each.metric == "memory" and not tables.is_decision(each)]
+    decisions = [each for each in figures if tables.is_decision(each)]
+    decision_table = tables.markdown(tables.DECISION_HEADINGS, [tables.decision_row(each) for each in decisions])
     timed = [each for each in figures if each.metric != "memory"]
     time_table = tables.markdown(tables.TIME_HEADINGS, [tables.time_row(each) for each in timed])
-    if not memory:
+    if not (memory or decisions):
         return f"{about}\n\n{time_table}"
     parts = [
         about,
         tables.markdown(tables.HEADINGS, [tables.figure_row(each) for each in memory]),
+        *([decision_table, tables.DECISION_NOTE.strip()] if decisions else []),
         *([time_table] if timed else []),
         "What the intervals are made of (medians, relative to the measured value, over the runs that have the cause):",
         tables.markdown(tables.CAUSE_HEADINGS, [tables.cause_row(each) for each in causes]),

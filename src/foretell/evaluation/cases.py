@@ -6,11 +6,11 @@ Every set has a reader here: which script repeats a row, on which card, and what
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from foretell.errors import UsageError
-from foretell.evaluation import times
+from foretell.evaluation import published, times
 from foretell.evaluation.records import Case, OtherEstimate
 from foretell.units import MIB
 
@@ -18,8 +18,6 @@ Row = dict[str, str]
 
 A100_CONTEXT_BYTES = 1429 * MIB
 """For the 2024 campaign, whose numbers include it: whole-GPU nvidia-smi with an empty process."""
-A100_2025_CONTEXT_BYTES = 483 * MIB
-"""For the next campaign on such a card: BERT used 946 MiB less there."""
 _A100 = "a100-40gb"
 _NAMED_CNNS = {"vgg16", "resnet50", "mobilenetV2", "efficientnet", "inception"}
 _TIMM_FULL_MIB = 39_000
@@ -52,9 +50,8 @@ def _read_set(path: Path, name: str) -> Iterator[Case]:
         if name == "timm_a100":
             rows = _that_succeeded(rows)
         for number, row in rows:
-            case = read_row(f"{name}/{number}", row)
-            if case is not None:
-                yield case
+            found = read_row(f"{name}/{number}", row)
+            yield from (found,) if isinstance(found, Case) else found or ()
     except (KeyError, ValueError) as error:
         raise UsageError(f"{path}: {type(error).__name__}: {error}. Not a file of measured runs?") from None
 
@@ -199,7 +196,7 @@ def _real_model(key: str, row: Row) -> Case | None:
         gpu=_A100,
         measured_bytes=int(float(row["measured_mib"])) * MIB,
         is_oom=False,
-        context_bytes=A100_2025_CONTEXT_BYTES if is_2025 else A100_CONTEXT_BYTES,
+        context_bytes=published.A100_2025_CONTEXT_BYTES if is_2025 else A100_CONTEXT_BYTES,
         campaign="a100-2025" if is_2025 else "a100-2024",
         factors={
             "model": row["model"],
@@ -213,7 +210,7 @@ def _real_model(key: str, row: Row) -> Case | None:
     )
 
 
-READERS: dict[str, Callable[[str, Row], Case | None]] = {
+READERS: dict[str, Callable[[str, Row], Case | Iterable[Case] | None]] = {
     "transformer": _named_model("causal_lm.py", ["xMem", "DNNMem", "SchedTune", "LLMem"]),
     "cnn_rtx": _named_model("torchvision_cnn.py", ["xMem", "DNNMem", "SchedTune"]),
     "mlp_plain_a100": _mlp,
@@ -222,6 +219,8 @@ READERS: dict[str, Callable[[str, Row], Case | None]] = {
     "transformer_a100": _transformer_a100,
     "timm_a100": _timm,
     "real_models_a100": _real_model,
+    "published_jobs": published.job,
+    published.BOUNDS: published.decisions,
     "time_timm_train_3090": times.timm_train,
     "time_timm_infer": times.timm_infer,
     "time_transformer_fp32": times.transformer_fp32,

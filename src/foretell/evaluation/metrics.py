@@ -38,14 +38,18 @@ class Judged:
     @property
     def error(self) -> float | None:
         """(estimate - measured) / measured; None if there is no final value to compare."""
-        if self.num_bytes is None or self.case.is_oom or (self.tool in (OURS, REQUEST) and self.is_oom):
-            return None  # ours, out of memory: the level reached, not the need
+        if self.num_bytes is None or self.case.is_oom or self.case.quantity == "decision":
+            return None
+        if self.tool in (OURS, REQUEST) and self.is_oom:
+            return None  # the level reached, not the need
         return (self.num_bytes - self.case.measured_bytes) / self.case.measured_bytes
 
     @property
     def fails_when_capped(self) -> bool | None:
         if self.is_oom is not None and self.is_oom != self.case.is_oom:
             return True
+        if self.case.quantity == "decision":
+            return None if self.is_oom is None else False
         if self.num_bytes is None:
             return None
         return not self.case.is_oom and self.num_bytes < self.case.measured_bytes
@@ -53,6 +57,8 @@ class Judged:
     @property
     def saved_bytes(self) -> int | None:
         if self.num_bytes is None or self.fails_when_capped is None:
+            return None
+        if self.case.quantity == "decision":
             return None
         if self.fails_when_capped:
             return -self.num_bytes

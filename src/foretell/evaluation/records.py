@@ -22,7 +22,7 @@ class Case:
     """One measured run, and the training script that repeats it."""
 
     key: str
-    """The set and the row's number: `cnn_rtx/17`."""
+    """The set and the row's number: `cnn_rtx/17`; `/failed` after it for the second run of a row."""
     set: str
     workload: str
     """A script of `evaluation/workloads`."""
@@ -33,8 +33,10 @@ class Case:
     is_oom: bool
     context_bytes: int | None
     """Memory of an empty process in that campaign, if the measured bytes include it; otherwise None."""
-    quantity: Literal["device", "allocated"] = "device"
-    """Memory of the card, or PyTorch's own."""
+    is_context_unknown: bool = False
+    """The measured bytes include the memory of an empty process, which nobody measured."""
+    quantity: Literal["device", "allocated", "decision"] = "device"
+    """Memory of the card, or PyTorch's own; or all that is known is whether the run fitted."""
     campaign: str = ""
     """Who measured, and when: one machine, one version of each library."""
     is_script_known: bool = True
@@ -48,7 +50,7 @@ class Case:
 
     @property
     def has_memory(self) -> bool:
-        return self.measured_bytes > 0
+        return self.measured_bytes > 0 or self.quantity == "decision"
 
     @property
     def family(self) -> str:
@@ -58,7 +60,7 @@ class Case:
 
     @property
     def is_kept_back(self) -> bool:
-        return int(self.key.rpartition("/")[2]) % 2 == 1
+        return int(self.key.split("/")[1]) % 2 == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from foretell.errors import ForetellError
 from foretell.evaluation import times
 from foretell.evaluation.records import Answer, Case
 from foretell.jobs import CaptureOptions, Job
-from foretell.records import Engine, Estimate, Evidence
+from foretell.records import Engine, Estimate, Evidence, Gpu
 from foretell.runs import OUTPUT, Warm
 
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -24,6 +24,10 @@ _MODULES = {
         *(f"transformers.models.{name}.modeling_{name}" for name in _TRANSFORMERS),
     ),
     "timm_step.py": ("timm",),
+    "timm_benchmark.py": ("timm",),
+    "published_cifar.py": ("timm",),
+    "published_bert.py": ("transformers.models.bert.modeling_bert",),
+    "published_granite.py": ("transformers.models.granite.modeling_granite",),
     "transformer_fp32.py": ("transformers.models.bert.modeling_bert", "transformers.models.gpt2.modeling_gpt2"),
 }
 """By workload: modules imported only once the model to train is known."""
@@ -41,14 +45,20 @@ def job_of(case: Case, engine: Engine, *, more_arguments: tuple[str, ...] = ()) 
     return Job(
         command=(str(WORKLOADS / case.workload), *case.arguments, *more_arguments),
         gpu=gpu,
-        # With a given context the interval covers only the rest; the context is subtracted again where it does not
-        # count.
-        context_bytes=gpu.context_bytes if case.context_bytes is None else case.context_bytes,
+        context_bytes=_context_bytes(case, gpu),
         options=CaptureOptions(
             steps="all", history=case.has_memory, attribution=bool(case.measured), engine=engine,
             timeout_seconds=TIMEOUT_SECONDS, time=bool(case.measured),
         ),
     )
+
+
+def _context_bytes(case: Case, gpu: Gpu) -> int | None:
+    """With a given context the interval covers only the rest; the context is subtracted again where it does not
+    count."""
+    if case.is_context_unknown:
+        return None
+    return gpu.context_bytes if case.context_bytes is None else case.context_bytes
 
 
 def key_of(case: Case, engine: Engine) -> str:
@@ -96,7 +106,7 @@ def _in_terms_of(
     case: Case, engine: Engine, estimate: Estimate, evidence: Evidence | None, timed: dict[str, Any]
 ) -> Answer:
     peak = estimate.peak
-    without = peak.context_bytes if case.context_bytes is None else 0
+    without = peak.context_bytes if case.context_bytes is None and not case.is_context_unknown else 0
     return Answer(
         key=case.key,
         engine=engine,

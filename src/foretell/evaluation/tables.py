@@ -45,6 +45,26 @@ def figure_row(figures: Figures) -> tuple[str, ...]:
     )
 
 
+DECISION_HEADINGS = ("set", "tool", "runs", "right", "missed", "false", "over the card")
+
+
+def decision_row(figures: Figures) -> tuple[str, ...]:
+    """Of runs of which is known only whether they fitted."""
+    return (
+        figures.set,
+        figures.tool,
+        str(figures.num_runs),
+        _percent(figures.oom_right / figures.num_runs, digits=1),
+        str(figures.oom_missed),
+        str(figures.oom_false_alarms),
+        _percent(figures.over_card, digits=1),
+    )
+
+
+def is_decision(figures: Figures) -> bool:
+    return figures.metric == "memory" and figures.saved_bytes is None and not figures.num_errors
+
+
 TIME_HEADINGS = ("set", "tool", "metric", "runs", "median", "p90", "mean abs.", "bias", "inside", "width")
 
 
@@ -108,15 +128,21 @@ def print_speeds(figures: Sequence[SpeedFigures], console: Console) -> None:
     console.print("  speeds of two jobs on one card, from how busy each was measured to keep it alone")
 
 
+DECISION_NOTE = "  over the card: of the jobs that ran, those whose upper end or request is more than the card has"
 CAUSE_HEADINGS = ("set", "cause", "runs", "width", "in the request")
 FACTOR_HEADINGS = ("set", "factor", "levels", "explains", "F", "p")
 DRAWS_HEADINGS = ("set", "tool", "figure", "mean", "95 % interval")
 
 
 def print_figures(figures: Sequence[Figures], console: Console) -> None:
-    memory, timed = ([each for each in figures if (each.metric == "memory") is wanted] for wanted in (True, False))
+    decisions = [each for each in figures if is_decision(each)]
+    memory = [each for each in figures if each.metric == "memory" and not is_decision(each)]
+    timed = [each for each in figures if each.metric != "memory"]
     if memory:
         _print_table(HEADINGS, [figure_row(each) for each in memory], console, bold=OURS)
+    if decisions:
+        _print_table(DECISION_HEADINGS, [decision_row(each) for each in decisions], console, bold=OURS)
+        console.print(DECISION_NOTE, highlight=False)
     if timed:
         _print_table(TIME_HEADINGS, [time_row(each) for each in timed], console, bold=OURS)
 

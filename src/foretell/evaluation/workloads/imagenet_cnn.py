@@ -20,6 +20,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(MODELS), required=True)
     parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--last-batch", type=int, help="size of the last batch of the epoch")
+    parser.add_argument("--validate", action="store_true", help="forwards in evaluation mode after the epoch")
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
 
@@ -29,15 +31,24 @@ def main() -> None:
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model.train()
-    for _ in range(options.steps):
-        inputs = torch.randn(options.batch_size, 3, size, size)
-        labels = torch.randint(0, 1000, (options.batch_size,))
+    batch_sizes = [options.batch_size] * options.steps + ([options.last_batch] if options.last_batch else [])
+    for batch_size in batch_sizes:
+        inputs = torch.randn(batch_size, 3, size, size)
+        labels = torch.randint(0, 1000, (batch_size,))
         inputs, labels = inputs.cuda(), labels.cuda()
         optimizer.zero_grad()
         outputs = model(inputs)
         loss = criterion(outputs, labels)
         loss.backward()
         optimizer.step()
+    if options.validate:
+        model.eval()
+        with torch.no_grad():
+            for batch_size in batch_sizes:
+                inputs = torch.randn(batch_size, 3, size, size)
+                labels = torch.randint(0, 1000, (batch_size,))
+                inputs, labels = inputs.cuda(), labels.cuda()
+                criterion(model(inputs), labels)
 
 
 if __name__ == "__main__":

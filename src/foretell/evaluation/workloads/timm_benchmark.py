@@ -1,5 +1,6 @@
 """The training benchmark of timm 0.6.6, as its benchmark.py runs it with `--bench train --amp`: SGD with momentum, one
-parameter at a time, gradients zeroed and not dropped, cudnn.benchmark on, no gradient scaler."""
+parameter at a time, gradients zeroed and not dropped, cudnn.benchmark on, no fused attention, no gradient
+scaler."""
 
 import argparse
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 torch.backends.cudnn.benchmark = True
+timm.layers.set_fused_attn(False)
 
 
 def main() -> None:
