@@ -7,18 +7,24 @@ from dataclasses import dataclass, field
 
 from foretell import gpus
 from foretell.records import (
+    Activity,
+    ActivityTimeline,
     Advice,
     Attribution,
     Block,
     Category,
     Estimate,
+    KernelTime,
     Leak,
     OutOfMemory,
     PeakMemory,
+    Performance,
     Phase,
     Segment,
     Span,
     StepPeak,
+    StepTime,
+    Wait,
 )
 from foretell.units import GIB, MIB
 
@@ -330,3 +336,50 @@ LEAKS = (
         held_by=(f"losses (a growing list of tensors, {CODE}:68)",),
     ),
 )  # fmt: skip
+
+
+def performance() -> Performance:
+    """A step of 400 ms in buckets of 4: the host issues nothing at first, then a third forward, the rest backward, and
+    the optimizer's kernels at the end."""
+
+    def between(begin: int, end: int, share: float = 1.0) -> tuple[float, ...]:
+        return tuple(share if begin <= at < end else 0.0 for at in range(100))
+
+    def shares(*, gpu: float, spread: float) -> Activity:
+        each = (gpu, 0.93 * gpu, 0.9 * gpu, 0.4 * gpu, 0.5 * gpu, 0.1 * gpu, 0.35 * gpu)
+        names = ("gpu", "gract", "smact", "smocc", "tensor_active", "fp32_active", "dram_active")
+        return Activity(**{name: min(1.0, spread * share) for name, share in zip(names, each, strict=True)})
+
+    def row(name: str, ms: float, module: str | None) -> KernelTime:
+        return KernelTime(name=name, ms=ms, share=ms / 380, of_peak=0.62, of_bandwidth=0.31, module=module)
+
+    phase: tuple[Phase, ...] = (*["forward"] * 33, *["backward"] * 60, *["optimizer"] * 7)
+    layer = f"{ROOT}.model.layers.*"
+    return Performance(
+        time=StepTime(
+            kind="training", step_ms=400.0, step_low_ms=350.0, step_high_ms=510.0, gpu_busy_ms=380.0, host_ms=61.0,
+            loader_ms=0.0, copy_ms=2.0, bound="gpu", samples_per_second=10.0,
+            phases={"forward": 132.0, "backward": 240.0, "optimizer": 28.0}, host_factor=1.25,
+            host_factor_source="typical",
+        ),
+        activity=shares(gpu=0.95, spread=1.0), activity_low=shares(gpu=0.95, spread=0.8),
+        activity_high=shares(gpu=0.95, spread=1.2),
+        timeline=ActivityTimeline(
+            bucket_ms=4.0, gract=between(5, 100), smact=between(5, 100, 0.8), dram_active=between(5, 93, 0.3),
+            phase=phase,
+            kernels=(
+                ("gemm", between(5, 93, 0.6)), ("attention", between(5, 93, 0.25)),
+                ("elementwise", between(5, 93, 0.15)), ("foreach", between(93, 100)),
+            ),
+            waits=(Wait(begin_ms=0.0, ms=20.0, before="aten::embedding", phase="forward"),),
+        ),
+        kernels=(
+            row("gemm", 211.0, f"{layer}.mlp.up_proj"), row("attention", 88.0, f"{layer}.self_attn"),
+            row("elementwise", 53.0, f"{layer}.mlp.act_fn"), row("foreach", 28.0, None),
+        ),
+        modules=(
+            row(f"{layer}.mlp.up_proj", 120.0, None), row(f"{layer}.self_attn", 88.0, None),
+            *(row(f"{ROOT}.part_{number}", 3.0, None) for number in range(10)),
+        ),
+        unknown_share=0.03, joules=120.0,
+    )  # fmt: skip

@@ -22,8 +22,9 @@ from rich.console import Console
 from conftest import ROOT
 from foretell.records import CATEGORIES, Attribution, Block, OutsidePeak, Span
 from foretell.report import html, text
+from foretell.report.performance import sentence
 from foretell.units import GIB, MIB, format_bytes
-from report_data import ADVICE, LEAKS, estimate_for, transformer
+from report_data import ADVICE, LEAKS, estimate_for, performance, transformer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Locator, LocatorAssertions, Page
@@ -97,7 +98,9 @@ def test_the_page_shows_every_field_it_carries() -> None:
     """Data that nothing reads would be in every report for nothing."""
     sources = [path for path in (SOURCES / "src").glob("*.ts*") if path.name != "document.ts"]
     read = set(re.findall(r"\w+", " ".join(path.read_text() for path in sources)))
-    estimate = replace(estimate_for(run(), is_out_of_memory=True), advice=ADVICE, leaks=LEAKS)
+    estimate = replace(
+        estimate_for(run(), is_out_of_memory=True), advice=ADVICE, leaks=LEAKS, performance=performance()
+    )
     carried = names_in(document_in(html.render(estimate, run())))
     assert carried - read == {"schema"}
 
@@ -417,6 +420,72 @@ def test_the_timeline_obeys_the_keyboard(page: Page) -> None:
     expect_range(page, 0, run().num_events - 1)
 
 
+@pytest.fixture
+def timed(open_page: OpenPage) -> Page:
+    return open_page(html.render(replace(estimate_for(run()), performance=performance()), run()))
+
+
+def test_the_time_of_a_step_is_shown_only_where_it_was_estimated(timed: Page, open_page: OpenPage) -> None:
+    said = timed.locator("#time").inner_text().replace("\u00a0%", "%")
+    assert sentence(performance()) in said
+    assert "3% of the GPU's time is of operators without a rule" in said
+    figure = timed.locator(".figures > div", has_text="Step time")
+    assert figure.inner_text().split("\n") == ["Step time", "400 ms", "350 to 510 ms; bound by the GPU"]
+    without = open_page(html.render(estimate_for(run()), run()))
+    assert without.locator("#time").count() == 0
+    assert "Step time" not in without.locator("header").inner_text()
+
+
+def test_kernels_and_modules_are_listed_slowest_first(timed: Page) -> None:
+    classes, modules = timed.locator("#time table").all()
+    rows = [row.inner_text().split("\t") for row in classes.locator("tbody tr").all()]
+    assert [row[0].split("\n")[0] for row in rows] == [
+        "matrix products", "attention", "elementwise operators", "optimizer kernels",
+    ]  # fmt: skip
+    assert rows[0][1:] == ["211 ms", "56\u00a0%", "62\u00a0%", "31\u00a0%"]
+    assert modules.locator("tbody tr").count() == 10
+    timed.get_by_role("button", name="Show all 12").click()
+    expect(modules.locator("tbody tr")).to_have_count(12)
+
+
+def test_hovering_over_a_step_says_what_runs_then(timed: Page) -> None:
+    chart, said = timed.locator(".step-chart"), timed.get_by_test_id("step-moment")
+    layers = chart.locator(".layer").evaluate_all("layers => layers.map(({ dataset }) => dataset.kind)")
+    assert layers == [name for name, _ in performance().timeline.kernels]
+    at_bucket = {
+        2: "At 8 ms, forward: GPU busy 0 %, SMs active 0 %, memory bandwidth 0 %; nothing runs.",
+        50: "At 200 ms, backward: GPU busy 100 %, SMs active 80 %, memory bandwidth 30 %; "
+            "matrix products 60 %, attention 25 %, elementwise operators 15 %.",
+        97: "At 388 ms, optimizer step: GPU busy 100 %, SMs active 80 %, memory bandwidth 0 %; "
+            "optimizer kernels 100 %.",
+    }  # fmt: skip
+    plot = chart.locator("rect.idle")
+    begin = plot.evaluate("rect => rect.x.baseVal.value")
+    width = plot.evaluate("rect => rect.width.baseVal.value")
+    for bucket, words in at_bucket.items():
+        chart.hover(position={"x": begin + width * (bucket + 0.5) / 100, "y": 100})
+        expect(said).to_have_text(words.replace(" %", "\u00a0%"))
+    timed.locator("#time h2").hover()
+    expect(said).to_contain_text("Point at the chart")
+
+
+def test_a_step_is_walked_by_keyboard(timed: Page) -> None:
+    chart, said = timed.get_by_role("slider", name="Moment of the step"), timed.get_by_test_id("step-moment")
+    chart.focus()
+    keys = (("ArrowRight", 0), ("ArrowRight", 4), ("Shift+ArrowRight", 44), ("ArrowLeft", 40), ("End", 396))
+    for key, time_ms in keys:
+        chart.press(key)
+        expect(said).to_contain_text(f"At {time_ms} ms, ")
+        expect(chart).to_have_attribute("aria-valuetext", said.inner_text())
+    chart.press("Escape")
+    expect(said).to_contain_text("Point at the chart")
+
+
+def test_waits_of_the_gpu_name_what_ends_them(timed: Page) -> None:
+    timed.locator(".waits summary").click()
+    assert timed.locator(".waits li").all_inner_texts() == ["20 ms from 0 ms on, before aten::embedding (forward)"]
+
+
 def test_the_treemap_opens_and_closes_by_mouse_and_keyboard(page: Page) -> None:
     crumbs = page.locator(".crumbs")
     assert crumbs.inner_text().split("\n")[0].startswith("all")
@@ -590,7 +659,9 @@ def test_the_theme_follows_the_system_and_the_switch(open_page: OpenPage, scheme
     assert page.evaluate(background) != before
 
 
-def test_tab_reaches_every_part_and_focus_is_seen(page: Page) -> None:
+def test_tab_reaches_every_part_and_focus_is_seen(open_page: OpenPage) -> None:
+    estimate = replace(estimate_for(run()), advice=ADVICE, leaks=LEAKS, performance=performance())
+    page = open_page(html.render(estimate, run()))
     reached: set[str] = set()
     for _ in range(90):
         page.keyboard.press("Tab")
@@ -601,12 +672,13 @@ def test_tab_reaches_every_part_and_focus_is_seen(page: Page) -> None:
         if page.evaluate("document.activeElement !== document.body"):
             reached.add(where)
             assert outline != "none", page.evaluate("document.activeElement.outerHTML")
-    assert {"header", "timeline", "holders", "segments", "blocks"} <= reached
+    assert {"header", "time", "timeline", "holders", "segments", "blocks"} <= reached
 
 
 def test_nothing_is_wider_than_a_phone(open_page: OpenPage) -> None:
     estimate = estimate_for(run(), is_out_of_memory=True)
-    page = open_page(html.render(replace(estimate, advice=ADVICE, leaks=LEAKS), run()), width=380)
+    everything = replace(estimate, advice=ADVICE, leaks=LEAKS, performance=performance())
+    page = open_page(html.render(everything, run()), width=380)
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     page.locator(".strip canvas").first.focus()
     page.keyboard.press("ArrowRight")

@@ -254,6 +254,32 @@ def test_buckets_of_the_timeline_add_up_to_the_scalars() -> None:
     assert found.timeline.bucket_ms * len(found.timeline.gract) == pytest.approx(found.time.step_ms)
 
 
+def test_kernel_classes_of_the_timeline_add_up_to_what_runs_also_on_several_streams() -> None:
+    made = work(
+        kernel(bytes=1e9, kernel_class="conv_nhwc"), kernel(bytes=1e9, kernel_class="reduction", stream=1),
+        kernel(kind="copy", kernel_class="copy", bytes=1e8), kernel(kind="wait_host", stream=-1),
+    )  # fmt: skip
+    found = performance_of(made, A100).timeline
+    assert {name for name, _ in found.kernels} == {"conv", "reduction", "copy"}
+    stacked = [sum(shares) for shares in zip(*(shares for _, shares in found.kernels), strict=True)]
+    assert stacked == pytest.approx(found.gract)
+    assert sum(found.gract) > 90
+
+
+def test_the_longest_waits_of_the_gpu_say_what_ends_them() -> None:
+    made = work(
+        kernel(bytes=1e9, host_us=2000.0, name="aten::embedding", phase="forward"),
+        kernel(kind="wait_host"),
+        kernel(bytes=1e9, host_us=9000.0, name="aten::mm", phase="backward"),
+        kernel(kind="wait_host"),
+    )
+    waits = performance_of(made, A100, host_factor=1.0).timeline.waits
+    assert [(wait.before, wait.phase) for wait in waits] == [("aten::mm", "backward"), ("aten::embedding", "forward")]
+    assert waits[0].ms == pytest.approx(9.0, abs=0.1)
+    assert waits[1].begin_ms == pytest.approx(0.0, abs=0.1)
+    assert performance_of(work(kernel(bytes=1e10)), A100).timeline.waits == ()
+
+
 def test_a_host_factor_is_a_positive_number() -> None:
     with pytest.raises(UsageError, match="--host-factor 0"):
         CaptureOptions(host_factor=0.0)

@@ -355,6 +355,17 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A time of a step in which nothing runs on the GPU."""
+
+    begin_ms: float
+    ms: float
+    before: str | None
+    """The operator or function that ends it; None: the step ends first."""
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityTimeline:
     """The same over one steady step, in buckets of equal length."""
 
@@ -364,6 +375,10 @@ class ActivityTimeline:
     dram_active: tuple[float, ...]
     phase: tuple[Phase, ...]
     """The phase that the GPU works for, or worked for last."""
+    kernels: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    """The share of each bucket by class of kernel, in the order of `Performance.kernels`; copies are a class."""
+    waits: tuple[Wait, ...] = ()
+    """The longest times in which nothing runs, of a bucket or more; longest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 from foretell import __version__
 from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Estimate, Segment
+from foretell.report import performance
 from foretell.report.batches import batch_rows, order_words
 from foretell.report.headline import label_of
 from foretell.report.steps import peak_words, step_lines
@@ -35,6 +36,7 @@ def render(estimate: Estimate, attribution: Attribution) -> str:
             "view": "report",
             "estimate": _estimate(estimate),
             "capacity": _capacity(estimate),
+            "time": performance.page(estimate.performance) if estimate.performance else None,
             "attribution": columns(attribution),
         },
         title=f"foretell: {verdict} on {estimate.gpu.device_name}",

@@ -14,6 +14,7 @@ from foretell.records import Activity, KernelTime, Performance
 
 _MOST_KERNELS = 5
 _MOST_MODULES = 5
+_MOST_MODULES_OF_PAGE = 50
 _WORDS = {
     "gemm": "matrix products", "bmm": "batched matrix products", "conv": "convolutions",
     "conv_backward": "convolutions, backward", "grouped_conv": "grouped convolutions",
@@ -22,7 +23,7 @@ _WORDS = {
     "strided": "copies of strided tensors", "reduction": "reductions", "softmax": "softmax",
     "norm": "layer and group norms", "batch_norm": "batch norms", "batch_norm_inference": "batch norms",
     "pool": "pooling", "indexing": "indexing", "foreach": "optimizer kernels", "attention": "attention",
-    "recurrent": "recurrent nets", "other": "other kernels",
+    "recurrent": "recurrent nets", "copy": "copies", "other": "other kernels",
 }  # fmt: skip
 _BOUND = {
     "gpu": "bound by the GPU", "host": "bound by the host", "loader": "bound by the data loader",
@@ -95,18 +96,20 @@ def part(performance: Performance) -> RenderableType:
 
 
 def _activity(performance: Performance) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for label, value, low, high in _shown(performance):
+        table.add_row(label, Text(f"{value:.0%}", style="bold"), Text(f"{low:.0%} to {high:.0%}", style="bright_black"))
+    return table
+
+
+def _shown(performance: Performance) -> list[tuple[str, float, float, float]]:
+    """Label, share, low and high."""
     labels = {
         "gpu": "GPU busy", "smact": "SMs active", "smocc": "SM occupancy", "tensor_active": "tensor cores",
         "fp32_active": "fp32 lanes", "dram_active": "memory bandwidth",
     }  # fmt: skip
-    table = Table.grid(padding=(0, 2))
-    for name, label in labels.items():
-        value, low, high = (
-            getattr(each, name)
-            for each in (performance.activity, performance.activity_low, performance.activity_high)
-        )
-        table.add_row(label, Text(f"{value:.0%}", style="bold"), Text(f"{low:.0%} to {high:.0%}", style="bright_black"))
-    return table
+    each = (performance.activity, performance.activity_low, performance.activity_high)
+    return [(label, *(getattr(one, name) for one in each)) for name, label in labels.items()]
 
 
 def _table(title: str, rows: tuple[KernelTime, ...]) -> RenderableType:
@@ -144,11 +147,60 @@ def timeline(performance: Performance) -> dict[str, Any]:
     found = performance.timeline
     return {
         "bucket_ms": found.bucket_ms,
-        "gract": [round(value, 3) for value in found.gract],
-        "smact": [round(value, 3) for value in found.smact],
-        "dram_active": [round(value, 3) for value in found.dram_active],
+        "gract": _rounded(found.gract),
+        "smact": _rounded(found.smact),
+        "dram_active": _rounded(found.dram_active),
         "bucket_phase": list(found.phase),
+        "bucket_kernels": {name: _rounded(shares) for name, shares in found.kernels},
+        "waits": [asdict(each) for each in found.waits],
     }
+
+
+def page(performance: Performance) -> dict[str, Any]:
+    """What the HTML report shows."""
+    time, found = performance.time, performance.timeline
+    return {
+        "sentence": sentence(performance),
+        "remedy": remedy(performance),
+        "name": "Step time" if time.kind == "training" else "Forward pass",
+        "took": duration(time.step_ms),
+        "interval": interval(time.step_low_ms, time.step_high_ms),
+        "bound": _BOUND[time.bound],
+        "phases": [{"phase": phase, "took": duration(ms)} for phase, ms in time.phases.items()],
+        "activity": [
+            {"label": label, "share": value, "low": low, "high": high}
+            for label, value, low, high in _shown(performance)
+        ],
+        "classes": [
+            {"kind": each.name, "label": class_words(each.name), "module": each.module, **_of_page(each)}
+            for each in performance.kernels
+        ],
+        "modules": [{"label": each.name, **_of_page(each)} for each in performance.modules[:_MOST_MODULES_OF_PAGE]],
+        "unknown_share": performance.unknown_share,
+        "timeline": {
+            "bucket_ms": found.bucket_ms,
+            "phase": found.phase,
+            "gract": _rounded(found.gract),
+            "smact": _rounded(found.smact),
+            "dram_active": _rounded(found.dram_active),
+            "stack": [
+                {"kind": name, "label": class_words(name), "shares": _rounded(shares)} for name, shares in found.kernels
+            ],
+        },
+        "waits": [
+            {"begin_ms": each.begin_ms, "took": duration(each.ms), "before": each.before, "phase": each.phase}
+            for each in found.waits
+        ],
+    }
+
+
+def _of_page(each: KernelTime) -> dict[str, Any]:
+    shares = {"share": each.share, "of_peak": each.of_peak, "of_bandwidth": each.of_bandwidth}
+    return {"took": duration(each.ms), **shares}
+
+
+def _rounded(shares: tuple[float, ...]) -> list[float]:
+    return [round(value, 3) for value in shares]
 
 
 def _shares(activity: Activity) -> dict[str, float]:

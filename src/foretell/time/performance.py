@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-from foretell.records import Activity, ActivityTimeline, Bound, Gpu, KernelTime, Performance, Phase, StepTime
+from foretell.records import Activity, ActivityTimeline, Bound, Gpu, KernelTime, Performance, Phase, StepTime, Wait
 from foretell.time.model import Constants, constants, demand, seconds
 from foretell.time.occupancy import sm_active, sm_occupancy
 from foretell.time.queue import Host, Played, play, union
@@ -33,6 +33,7 @@ UNKNOWN_SPREAD = 2.0
 ACTIVITY_SPREAD = (0.85, 1.15)
 """Beyond what faster or slower kernels and hosts make of it: occupancy and DCGM's sampling are not modelled exactly."""
 NUM_BUCKETS = 100
+NUM_WAITS = 5
 MANY_UNKNOWN = 0.3
 GRACT_OF_BUSY = 0.93
 """DCGM's graphics engine never counts as active for more: nvidia-smi's utilization is 1.07 times as high, in all runs
@@ -96,7 +97,7 @@ def performance_of(work: Work, gpu: Gpu, *, host_factor: float | None = None) ->
         activity_low=_extreme(min, [activity, *ends], ACTIVITY_SPREAD[0]),
         activity_high=_extreme(max, [activity, *ends], ACTIVITY_SPREAD[1]),
         timeline=_timeline(work, gpu, typical),
-        kernels=_grouped(work, gpu, kernels, lambda item: item.kernel_class.removesuffix("_nhwc")),
+        kernels=_grouped(work, gpu, kernels, _class),
         modules=_grouped(work, gpu, kernels, lambda item: _pattern(item.module)) if _has_modules(work) else (),
         unknown_share=unknown,
         joules=None if gpu.power_watts is None else period * gpu.power_watts * (0.25 + 0.75 * activity.smact),
@@ -268,6 +269,7 @@ def _timeline(work: Work, gpu: Gpu, outcome: Outcome) -> ActivityTimeline:
     period, begin = _period(work, outcome), outcome.played.begin
     bucket = period / NUM_BUCKETS
     busy, sm, dram = ([0.0] * NUM_BUCKETS for _ in range(3))
+    classes: dict[str, list[float]] = defaultdict(lambda: [0.0] * NUM_BUCKETS)
     ends: list[tuple[float, Phase]] = []
     for item, (first, last) in zip(work.items, outcome.played.spans, strict=True):
         if not item.launches:
@@ -279,6 +281,7 @@ def _timeline(work: Work, gpu: Gpu, outcome: Outcome) -> ActivityTimeline:
         while at < NUM_BUCKETS and begin + at * bucket < last:
             inside = min(last, begin + (at + 1) * bucket) - max(first, begin + at * bucket)
             busy[at] += inside
+            classes[_class(item)][at] += inside
             sm[at] += inside * active
             dram[at] += inside * rate
             at += 1
@@ -289,9 +292,40 @@ def _timeline(work: Work, gpu: Gpu, outcome: Outcome) -> ActivityTimeline:
     def shares(column: list[float]) -> tuple[float, ...]:
         return tuple(min(1.0, value / bucket) for value in column)
 
+    # Kernels on several streams run at the same time: what is shown of them adds up to the whole.
+    crowd = [max(1.0, each / bucket) for each in busy]
+    in_order = sorted(classes, key=lambda name: -sum(classes[name]))
     return ActivityTimeline(
-        bucket_ms=1e3 * bucket, gract=shares(busy), smact=shares(sm), dram_active=shares(dram), phase=tuple(phases)
-    )
+        bucket_ms=1e3 * bucket, gract=shares(busy), smact=shares(sm), dram_active=shares(dram), phase=tuple(phases),
+        kernels=tuple(
+            (name, shares([each / most for each, most in zip(classes[name], crowd, strict=True)])) for name in in_order
+        ),
+        waits=_waits(work, outcome, shortest=bucket),
+    )  # fmt: skip
+
+
+def _class(item: Item) -> str:
+    return "copy" if item.kind == "copy" else item.kernel_class.removesuffix("_nhwc")
+
+
+def _waits(work: Work, outcome: Outcome, *, shortest: float) -> tuple[Wait, ...]:
+    begin, period = outcome.played.begin, _period(work, outcome)
+    runs = [(span, item) for span, item in zip(outcome.played.spans, work.items, strict=True) if item.launches]
+    found: list[Wait] = []
+    until = begin
+    phase: Phase = "other"
+
+    def note(end: float, before: str | None) -> None:
+        if end - until >= shortest:
+            found.append(Wait(begin_ms=1e3 * (until - begin), ms=1e3 * (end - until), before=before, phase=phase))
+
+    for (first, last), item in sorted(runs, key=lambda run: run[0]):
+        phase = item.phase
+        note(first, item.name or None)
+        until = max(until, last)
+    phase = "other"
+    note(begin + period, None)
+    return tuple(sorted(found, key=lambda wait: -wait.ms)[:NUM_WAITS])
 
 
 # --- who takes the time -----------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ export interface Document {
   view: string;
   estimate: Estimate;
   capacity: Capacity;
+  /** null: not asked for, or not known. */
+  time: StepTime | null;
   attribution: Columns;
 }
 
@@ -85,6 +87,47 @@ export interface Leak {
   held_bytes: number;
   num_blocks: number;
   held_by: string[];
+}
+
+/** Time and utilization of a steady step; times in words are those of the terminal. Shares are from 0 to 1. */
+export interface StepTime {
+  sentence: string;
+  /** What would help, if the GPU waits. */
+  remedy: string | null;
+  /** Of the time: of a step, or of a pass without gradients. */
+  name: string;
+  took: string;
+  interval: string;
+  bound: string;
+  phases: { phase: string; took: string }[];
+  activity: { label: string; share: number; low: number; high: number }[];
+  classes: KernelRow[];
+  modules: KernelRow[];
+  unknown_share: number;
+  timeline: {
+    bucket_ms: number;
+    phase: string[];
+    gract: number[];
+    smact: number[];
+    dram_active: number[];
+    /** Classes of kernels, slowest first. */
+    stack: { kind: string; label: string; shares: number[] }[];
+  };
+  /** When nothing runs on the GPU, and the operator that ends it. */
+  waits: { begin_ms: number; took: string; before: string | null; phase: string }[];
+}
+
+/** GPU time of a class of kernels, or of a module. */
+export interface KernelRow {
+  label: string;
+  /** Only of a class. */
+  kind?: string;
+  /** Where most of it is spent. */
+  module?: string | null;
+  took: string;
+  share: number;
+  of_peak: number;
+  of_bandwidth: number;
 }
 
 /** Strings are indices into `strings`; 0 is none. `begin` is delta-encoded; a `lifetime` of 0 means never freed. */

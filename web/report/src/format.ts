@@ -14,6 +14,13 @@ export const number = (count: number): string => grouped.format(count);
 export const exactBytes = (count: number): string => `${bytes(count)} (${number(count)} bytes)`;
 export const share = (part: number, whole: number): string =>
   whole > 0 ? `${((100 * part) / whole).toFixed(part * 10 < whole ? 1 : 0)}\u00a0%` : "";
+export const percent = (part: number): string => `${Math.round(100 * part)}\u00a0%`;
+/** A time within a longer one, to a hundredth of that or finer. */
+export const milliseconds = (ms: number, whole: number): string => {
+  const factor = whole >= 1000 ? 1000 : 1;
+  const digits = Math.max(0, 2 - Math.floor(Math.log10(whole / factor)));
+  return `${Number((ms / factor).toFixed(digits))} ${factor > 1 ? "s" : "ms"}`;
+};
 export const counted = (count: number, noun: string): string => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 const DISPLAY_NAMES: Record<string, string> = {
   optimizer_state: "optimizer state", optimizer: "optimizer step", other: "outside any step",

@@ -4,7 +4,7 @@ import { bytes, exactBytes, share, shortPath, words } from "./format";
 import { switchTheme, theme } from "./theme";
 
 export function Header({ document }: { document: Document }) {
-  const { estimate, capacity } = document;
+  const { estimate, capacity, time } = document;
   const { gpu, peak, oom, need, ended_by, together } = estimate;
   const needs = ended_by ? "needs at least" : together ? "needs at most" : "needs";
   const ranOut = oom?.is_together
@@ -76,6 +76,13 @@ export function Header({ document }: { document: Document }) {
             name="Scheduler request" value={peak.request_bytes + estimate.device_bytes - peak.device_bytes}
             note={"enough for 99\u00a0% of runs"}
           />
+        )}
+        {time && (
+          <div>
+            <dt>{time.name}</dt>
+            <dd>{time.took}</dd>
+            <dd class="note">{time.interval}; <a href="#time">{time.bound}</a></dd>
+          </div>
         )}
       </dl>
       {estimate.caveats.length > 0 && (

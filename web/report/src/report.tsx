@@ -6,6 +6,7 @@ import { Findings } from "./findings";
 import { bytes, number, when } from "./format";
 import { Header } from "./header";
 import { Holders } from "./holders";
+import { Performance } from "./performance";
 import { Run } from "./run";
 import { Segments } from "./segments";
 import { Choice } from "./state";
@@ -19,6 +20,7 @@ export function Report({ document }: { document: Document }) {
       <Header document={document} />
       <main>
         <Findings document={document} choice={choice} />
+        {document.time && <Performance time={document.time} />}
         <Timeline choice={choice} limit={document.capacity.reservable_bytes} />
         <Moment choice={choice} />
         <Holders choice={choice} />
