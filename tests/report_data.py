@@ -13,6 +13,7 @@ from foretell.records import (
     Attribution,
     Block,
     Category,
+    Cause,
     Estimate,
     KernelTime,
     Leak,
@@ -319,6 +320,12 @@ def estimate_for(attribution: Attribution, *, gpu: str = "a100-80gb", is_out_of_
         redirected_writes=(), not_sent=(), seconds={"total": 14.2, "script": 12.9},
         command=("train.py", "--model", "llama-7b", "--batch-size", "4", "--bf16"), library_names=("cuBLAS",),
         attribution=attribution,
+        causes=(
+            Cause(name="context", below_bytes=160 * MIB, above_bytes=400 * MIB, request_bytes=800 * MIB,
+                  why="the memory of an empty process is a guess for this card"),
+            Cause(name="libraries", below_bytes=40 * MIB, above_bytes=112 * MIB, request_bytes=224 * MIB,
+                  why="what cuBLAS and cuDNN load differs between their versions and cards"),
+        ),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from conftest import ROOT
 from foretell.records import CATEGORIES, Attribution, Block, OutsidePeak, Span
 from foretell.report import html, text
+from foretell.report.causes import TITLES
 from foretell.report.performance import sentence
 from foretell.units import GIB, MIB, format_bytes
 from report_data import ADVICE, LEAKS, estimate_for, performance, transformer
@@ -303,6 +304,20 @@ def test_advice_and_leaks_are_shown_only_when_there_are_any(page: Page, open_pag
     assert "losses (a growing list of tensors" in page.locator(".leaks").inner_text()
     without = open_page(html.render(estimate_for(run()), run()))
     assert without.locator(".advice, .leaks").count() == 0
+
+
+def test_the_interval_is_shown_with_its_causes(page: Page, open_page: OpenPage) -> None:
+    estimate = estimate_for(run())
+    rows = [row.inner_text().split("\t") for row in page.locator(".causes tbody tr").all()]
+    for cause, row in zip(estimate.causes, rows, strict=False):
+        above = [f"+{format_bytes(size)}" for size in (cause.above_bytes, cause.request_bytes)]
+        assert [cell.replace("\u2212", "-") for cell in row] == [
+            TITLES[cause.name], format_bytes(-cause.below_bytes), *above, cause.why,
+        ]  # fmt: skip
+    assert [cell.replace("\u2212", "-") for cell in rows[-1]] == ["Total", "-200 MiB", "+512 MiB", "+1.00 GiB", ""]
+    assert len(rows) == 3
+    older = open_page(html.render(replace(estimate, causes=()), run()))
+    assert older.locator(".causes").count() == 0
 
 
 def test_the_charts_are_drawn(page: Page) -> None:

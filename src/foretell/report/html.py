@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell import __version__
-from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Estimate, Segment
-from foretell.report import performance
+from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Cause, Estimate, Segment
+from foretell.report import causes, performance
 from foretell.report.batches import batch_rows, order_words
 from foretell.report.headline import label_of
 from foretell.report.steps import peak_words, step_lines
@@ -84,6 +84,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         "need": asdict(estimate.need) if estimate.need else None,
         "need_unknown": estimate.need_unknown,
         "ended_by": asdict(estimate.ended_by) if estimate.ended_by else None,
+        "causes": [_cause(each) for each in estimate.causes],
         "caveats": estimate.caveats,
         "command": estimate.command,
         "advice": [asdict(each) for each in estimate.advice or ()],
@@ -94,6 +95,11 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
 def _batches(estimate: Estimate) -> list[tuple[str, str]]:
     orders = [("orders", order_words(estimate.orders))] if estimate.orders is not None else []
     return [(title.capitalize(), words) for title, words in [*batch_rows(estimate), *orders]]
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    values = asdict(cause)
+    return {"title": causes.TITLES[values.pop("name")], **values}
 
 
 def _capacity(estimate: Estimate) -> dict[str, int]:

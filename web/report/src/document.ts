@@ -47,6 +47,8 @@ export interface Estimate {
   need_unknown: string | null;
   /** What ended the run before its time; null: the run is complete. */
   ended_by: { kind: string; message: string } | null;
+  /** What the interval and the request consist of. */
+  causes: { title: string; below_bytes: number; above_bytes: number; request_bytes: number; why: string }[];
   caveats: string[];
   command: string[];
   advice: Advice[];

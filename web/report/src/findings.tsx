@@ -1,5 +1,5 @@
 /** The summary: what the peak consists of, which changes would lower it, and what leaks. */
-import type { Document, StepPeak } from "./document";
+import type { Document, Estimate, StepPeak } from "./document";
 import { bytes, number, share, shortPath, when, words } from "./format";
 import type { Choice } from "./state";
 
@@ -77,6 +77,7 @@ export function Findings({ document, choice }: { document: Document; choice: Cho
           </table>
         </div>
       )}
+      <Causes estimate={document.estimate} />
     </section>
   );
 }
@@ -104,6 +105,54 @@ function Peaks({ peaks }: { peaks: StepPeak[] }) {
     </div>
   );
 }
+
+/** Why the interval is as wide as it is, largest cause first. */
+function Causes({ estimate: { causes, peak } }: { estimate: Estimate }) {
+  if (!causes.length) return null;
+  const totals = [
+    peak.device_bytes - peak.device_low_bytes, peak.device_high_bytes - peak.device_bytes,
+    peak.request_bytes - peak.device_bytes,
+  ];
+  return (
+    <div class="scroll">
+      <table class="causes">
+        <caption>
+          What the interval around {bytes(peak.device_bytes)} and the request of {bytes(peak.request_bytes)} are made of
+        </caption>
+        <thead>
+          <tr>
+            <th>Cause</th>
+            <th class="amount">Below</th>
+            <th class="amount">Above</th>
+            <th class="amount">In request</th>
+            <th>Why</th>
+          </tr>
+        </thead>
+        <tbody>
+          {causes.map(({ title, below_bytes, above_bytes, request_bytes, why }) => (
+            <tr>
+              <td>{title}</td>
+              <td class="amount" data-label="Below">{minus(below_bytes)}</td>
+              <td class="amount" data-label="Above">{plus(above_bytes)}</td>
+              <td class="amount" data-label="In request">{plus(request_bytes)}</td>
+              <td class="why">{why}</td>
+            </tr>
+          ))}
+          <tr class="is-peak">
+            <td>Total</td>
+            {totals.map((size, i) => (
+              <td class="amount" data-label={["Below", "Above", "In request"][i]}>{(i ? plus : minus)(size)}</td>
+            ))}
+            <td />
+          </tr>
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+const minus = (size: number): string => (size ? bytes(-size) : "0");
+const plus = (size: number): string => (size ? `+${bytes(size)}` : "0");
 
 function summary({ run }: Choice): string {
   const levels = run.levels.at(run.peakEvent), span = run.spanAt(run.peakEvent);
