@@ -93,7 +93,8 @@ class CaptureFolder:
         of_job = {each.name for each in fields(Job)} - {"command"}
         job |= {name: value for name, value in changes.items() if name in of_job}
         values |= {name: value for name, value in changes.items() if name not in of_job}
-        return CaptureResult(job=Job(**job), **values)
+        made = Job(**job)
+        return CaptureResult(job=made, empty_process_bytes=made.empty_process_bytes, **values)
 
     def trace(self, **changes: Any) -> Trace:
         return from_capture(self.result(**changes))

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies
 
 from foretell import gpus
 from foretell.records import CONVOLUTION_KINDS, Cause, Evidence, LibraryBytes, PeakMemory
-from foretell.rules import library_bytes, loaded_libraries, widened
+from foretell.rules import guessed_context_bytes, is_eager, library_bytes, loaded_libraries, widened
 from foretell.rules.interval import UNRECORDED, Remainder, Spread, causes_of, remainders
 from foretell.units import GIB, MIB
 
@@ -46,13 +46,41 @@ def test_a_large_context_means_that_modules_were_loaded_eagerly() -> None:
     a100 = gpus.find("a100-40gb")
     lazy, eager = library_bytes(a100, context_bytes=483 * MIB), library_bytes(a100, context_bytes=1429 * MIB)
     assert library_bytes(a100) == lazy
-    assert eager.cudnn > lazy.cublas + lazy.cudnn + 200 * MIB
+    assert (eager.cublas, eager.cudnn, eager.cudnn_batch_norm) == (0, 254 * MIB, 38 * MIB)
+    assert library_bytes(a100, is_eager=True) == eager
+    assert library_bytes(a100, context_bytes=483 * MIB, is_eager=True) == lazy
 
 
 @pytest.mark.parametrize("name", ["rtx-3060", "rtx-4060", "rtx-5090"])
-def test_geforce_cards_load_little_of_the_libraries(name: str) -> None:
-    libraries = library_bytes(gpus.find(name), context_bytes=GIB)
+def test_geforce_cards_load_little_of_the_libraries_but_for_eager_loading(name: str) -> None:
+    gpu = gpus.find(name)
+    libraries = library_bytes(gpu, context_bytes=gpu.context_bytes + 100 * MIB)
     assert libraries.cublas + libraries.cudnn + libraries.cudnn_batch_norm < 64 * MIB
+    assert library_bytes(gpu, is_eager=True).cudnn > 200 * MIB
+
+
+def test_eager_loading_puts_all_kernels_into_the_context() -> None:
+    a100, rtx_3090 = gpus.find("a100-40gb"), gpus.find("rtx-3090")
+    assert guessed_context_bytes(a100, is_eager=False) == a100.context_bytes
+    assert guessed_context_bytes(a100, is_eager=True) == a100.context_bytes + 946 * MIB  # 1,429 MiB were measured
+    more = guessed_context_bytes(rtx_3090, is_eager=True) - rtx_3090.context_bytes
+    assert 946 * MIB < more < GIB  # a little more code for that architecture
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, False), ({"CUDA_MODULE_LOADING": "LAZY"}, False), ({"CUDA_MODULE_LOADING": "eager"}, True)],
+)
+def test_the_job_says_how_kernels_are_loaded(variables: dict[str, str], expected: bool) -> None:
+    assert is_eager(variables) is expected
+
+
+def test_a_context_is_less_of_a_guess_where_one_like_it_was_measured() -> None:
+    both = (causes(is_context_given=False, is_context_kind_measured=each) for each in (True, False))
+    known, unknown = (each["context"] for each in both)
+    assert known.below_bytes < unknown.below_bytes
+    assert known.above_bytes < unknown.above_bytes
+    assert known.request_bytes < unknown.request_bytes
 
 
 def test_with_the_context_given_only_the_remainder_is_left() -> None:

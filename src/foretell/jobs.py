@@ -201,6 +201,7 @@ class CaptureResult:
     command: tuple[str, ...]
     """The command that was started: the words of the job, resolved."""
     libraries: LibraryBytes
+    empty_process_bytes: int
     exit_status: int
     """Exit status of the command, as in `subprocess`: negative means killed by that signal."""
     is_timed_out: bool

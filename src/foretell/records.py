@@ -103,6 +103,8 @@ class Evidence:
     context_bytes: int
     is_context_given: bool
     library_bytes: int
+    is_context_kind_measured: bool = False
+    """An empty process was measured on a card of this architecture."""
     are_libraries_measured: bool = False
     waiting_bytes: int = 0
     """Blocks that waited for another stream."""

@@ -8,6 +8,7 @@ from foretell.analysis.steps import most_waiting_bytes
 from foretell.analysis.workspaces import workspace_spread
 from foretell.protocol.native_log import WORKSPACE_SOURCES
 from foretell.records import Batches, ConvolutionKind, Evidence, StepPeak
+from foretell.rules.interval import MEASURED_CONTEXTS
 from foretell.trace import DeviceMemory, Trace
 
 _RULE = WORKSPACE_SOURCES.index("rule")
@@ -29,6 +30,7 @@ def evidence_of(
         workspace_spread_bytes=largest if spread is None else spread,
         context_bytes=trace.context_bytes,
         is_context_given=trace.is_context_given,
+        is_context_kind_measured=trace.gpu.compute_capability in MEASURED_CONTEXTS,
         library_bytes=library_bytes,
         waiting_bytes=most_waiting_bytes(trace.memory, device=counters.device),
         longer_bytes=max(peaks) - min(peaks) if may_be_longer and peaks else 0,

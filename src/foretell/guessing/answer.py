@@ -82,7 +82,7 @@ def _answered(job: JobFeatures, guess: Guess | None, gpu: Gpu, context_bytes: in
             f"parameter_bytes. Not known: {', '.join(job.unknown)}."
         )
     context = gpu.context_bytes if context_bytes is None else context_bytes
-    context_low, context_high = context_interval(context, is_given=context_bytes is not None)
+    context_low, context_high = context_interval(gpu, context, is_given=context_bytes is not None)
     library = beside_bytes(job, gpu, context_bytes=context_bytes)
     device = guess.reserved_bytes + library + context
     low, high = guess.low_bytes + library + context_low, guess.high_bytes + library + context_high

@@ -6,11 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..records import Cause, LibraryBytes, PeakMemory
-from .interval import CONTEXT_ABOVE, CONTEXT_BELOW
-from .libraries import library_bytes
+from ..records import Cause, Gpu, LibraryBytes, PeakMemory
+from .interval import MEASURED_CONTEXTS, context_shares
+from .libraries import guessed_context_bytes, is_eager, library_bytes
 
-__all__ = ["context_interval", "library_bytes", "loaded_libraries", "widened"]
+__all__ = [
+    "context_interval",
+    "guessed_context_bytes",
+    "is_eager",
+    "library_bytes",
+    "loaded_libraries",
+    "widened",
+]
 
 _BATCH_NORM = "cudnnbatchnormalization"
 
@@ -26,11 +33,12 @@ def widened(peak: PeakMemory, causes: Iterable[Cause]) -> PeakMemory:
     )
 
 
-def context_interval(context_bytes: int, *, is_given: bool) -> tuple[int, int]:
-    """What an empty process may take on cards of that kind; a given context is taken as it is."""
+def context_interval(gpu: Gpu, context_bytes: int, *, is_given: bool) -> tuple[int, int]:
+    """What an empty process may take on that card; a given context is taken as it is."""
     if is_given:
         return context_bytes, context_bytes
-    return int(context_bytes * (1 - CONTEXT_BELOW)), int(context_bytes * (1 + CONTEXT_ABOVE))
+    below, above, _ = context_shares(is_kind_measured=gpu.compute_capability in MEASURED_CONTEXTS)
+    return int(context_bytes * (1 - below)), int(context_bytes * (1 + above))
 
 
 def loaded_libraries(libraries: LibraryBytes, functions: Iterable[str]) -> tuple[tuple[str, ...], int]:

@@ -12,7 +12,7 @@ from foretell.errors import UnsupportedError
 from foretell.jobs import Job
 from foretell.protocol.options import encode
 from foretell.records import IsolationMode, LibraryBytes
-from foretell.rules import library_bytes
+from foretell.rules import guessed_context_bytes, is_eager, library_bytes
 from foretell.rules.nccl import nccl_bytes
 from foretell.virtual import are_libraries_there, environment, library_paths
 from foretell.virtual.environment import convolution_line
@@ -27,9 +27,16 @@ _BOOTSTRAP = Path(__file__).parent.parent / "inside" / "bootstrap"
 
 
 def libraries_of(job: Job) -> LibraryBytes:
-    guessed = library_bytes(job.gpu, context_bytes=job.context_bytes)
+    guessed = library_bytes(job.gpu, context_bytes=job.context_bytes, is_eager=is_eager(job.variables()))
     # A profile of a single card does not cover NCCL.
     return guessed if job.profile is None else replace(job.profile.libraries, nccl=guessed.nccl)
+
+
+def context_of(job: Job) -> int:
+    """Memory of an empty process: given, measured, or guessed for the card and the way its kernels are loaded."""
+    if job.is_context_given:
+        return job.empty_process_bytes
+    return guessed_context_bytes(job.gpu, is_eager=is_eager(job.variables()))
 
 
 def child_environment(
@@ -47,7 +54,7 @@ def child_environment(
         **base,
         **environment(
             job.gpu,
-            context_bytes=job.empty_process_bytes + job.used_by_others_bytes,
+            context_bytes=context_of(job) + job.used_by_others_bytes,
             libraries=libraries_of(job),
             log_prefix=str(directory / "native"),
             num_devices=num_gpus,

@@ -376,7 +376,7 @@ def _assemble(
         foretell_version=__version__,
         command=result.command,
         gpu=result.job.gpu,
-        context_bytes=result.job.empty_process_bytes,
+        context_bytes=result.empty_process_bytes,
         is_context_given=result.job.is_context_given,
         libraries=result.libraries,
         used_by_others_bytes=result.job.used_by_others_bytes,
