@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import UsageError
-from foretell.evaluation import cases, intervals, metrics, regressor, statistics, tables, times
+from foretell.evaluation import cases, intervals, metrics, regressor, runner, statistics, tables, times
 from foretell.evaluation.records import Answer, Case, OtherEstimate
 from foretell.records import CONVOLUTION_KINDS, Evidence
 from foretell.rules import interval
 from foretell.rules.interval import UNRECORDED, Remainder, Remainders, Spread
+from foretell.runs import Warm
 from foretell.units import GIB, MIB
 
 GROUND_TRUTH = Path(__file__).resolve().parents[2] / "shared" / "ground_truth"
@@ -95,7 +96,9 @@ def test_a_published_job_has_a_script_and_the_context_of_its_campaign(tmp_path: 
         'carma-2025,"timm resnet34, CIFAR-100 32 px, batch 64, AdamW",a100-40gb,device,1016,x,A',
         'carma-2025,"torchvision vgg16, 224 px, batch 64, Adam",a100-40gb,device,11760,x,B',
         "hf-docs-v100,empty process (torch.ones(1).cuda()),v100-16gb,device,1343,x,C",
-        'hf-docs-v100,"bert-large fp16 AMP, batch 1, accumulation 4, Adafactor",v100-16gb,device,4847,x,C',
+        'hf-docs-v100,"bert-large fp16 AMP, batch 1, accumulation 4, gradient checkpointing, Adafactor",'
+        "v100-16gb,device,4847,x,C",
+        'hf-docs-v100,"bert-large fp32, batch 4, AdamW",v100-16gb,device,14949,x,C',
         'fms-acceleration,"PowerLM-3b LoRA r16, batch 4 x 4096",a100-80gb,device,24591,x,D',
         'fms-acceleration,"PowerLM-3b full fine-tuning, batch 8 x 4096",a100-80gb,allocated,44879,x,D',
     ]
@@ -103,20 +106,26 @@ def test_a_published_job_has_a_script_and_the_context_of_its_campaign(tmp_path: 
     assert [(case.workload, *case.arguments) for case in found] == [
         ("published_cifar.py", "--model", "resnet34", "--batch-size", "64"),
         ("imagenet_cnn.py", "--model", "vgg16", "--batch-size", "64", "--last-batch", "15", "--validate"),
-        ("published_bert.py", "--batch-size", "1", "--optimizer", "Adafactor", "--amp"),
+        (
+            "published_bert.py", "--batch-size", "1", "--accumulation", "4", "--checkpointing",
+            "--optimizer", "Adafactor", "--amp",
+        ),
+        ("published_bert.py", "--batch-size", "4"),
         ("published_granite.py", "--batch-size", "4", "--rank", "16"),
         ("published_granite.py", "--batch-size", "8"),
     ]
     contexts = [(case.context_bytes or 0) // MIB for case in found]
-    assert contexts == [483, 483, 1343, 0, 0]
-    assert [case.is_context_unknown for case in found] == [False, False, False, True, True]
-    assert [case.quantity for case in found] == [*["device"] * 4, "allocated"]
+    assert contexts == [483, 483, 1343, 1343, 0, 0]
+    assert [case.is_context_unknown for case in found] == [False, False, False, False, True, True]
+    assert [case.quantity for case in found] == [*["device"] * 5, "allocated"]
 
 
-def test_a_published_job_without_a_script_is_named(tmp_path: Path) -> None:
+def test_a_published_job_without_a_script_has_no_estimate_and_the_others_have_theirs(tmp_path: Path) -> None:
     write(tmp_path, "published_jobs", JOB_COLUMNS, "x,a job of another kind,v100-16gb,device,1,x,A")
-    with pytest.raises(UsageError, match="no script for the job 'a job of another kind'"):
-        cases.read(tmp_path)
+    (case,) = cases.read(tmp_path)
+    with Warm() as warm:
+        found = runner.answer((case, "auto"), warm)
+    assert found.problem == "no script repeats this job: a job of another kind"
 
 
 def test_bounds_are_two_decisions_and_nothing_else_is_judged_of_them(tmp_path: Path) -> None:

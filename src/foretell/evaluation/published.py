@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from foretell.evaluation.records import Case
+from foretell.evaluation.records import NO_SCRIPT, Case
 from foretell.units import MIB
 
 Row = dict[str, str]
@@ -18,15 +18,13 @@ EAGER_V100_CONTEXT_BYTES = 1343 * MIB
 """An empty process of about 2022 on a V100: CUDA before 11.7 loads all kernels at once."""
 _CONTEXTS = {"carma-2025": A100_2025_CONTEXT_BYTES, "hf-docs-v100": EAGER_V100_CONTEXT_BYTES}
 _CAMPAIGNS = {"carma-2025": "a100-2025"}
-_ADAFACTOR = ("--optimizer", "Adafactor", "--amp")
 
 
 def job(key: str, row: Row) -> Case | None:
     """None: the empty process, from which the context of the others is known."""
-    found = _script(row["job"])
-    if found is None:
+    if row["job"].startswith("empty process"):
         return None
-    workload, arguments, model = found
+    workload, arguments, model = _script(row["job"])
     context_bytes = _CONTEXTS.get(row["source"])
     return Case(
         key=key,
@@ -44,13 +42,11 @@ def job(key: str, row: Row) -> Case | None:
     )
 
 
-def _script(text: str) -> tuple[str, tuple[str, ...], str] | None:
-    """Workload, its arguments and the model of a described job."""
+def _script(text: str) -> tuple[str, tuple[str, ...], str]:
+    """Workload, its arguments and the model of a described job; NO_SCRIPT for a job of another kind."""
     batch = re.search(r"batch (\d+)", text)
     size = ("--batch-size", batch[1]) if batch else ()
     name = text.split()[1].rstrip(",") if " " in text else text
-    if text.startswith("empty process"):
-        return None
     if text.startswith("timm ") and "CIFAR" in text:
         return "published_cifar.py", ("--model", name, *size), name
     if text.startswith("torchvision "):
@@ -58,10 +54,20 @@ def _script(text: str) -> tuple[str, tuple[str, ...], str] | None:
     if text.startswith("bert-large"):
         if "weights moved" in text:
             return "published_bert.py", ("--only-load",), "bert-large"
-        return "published_bert.py", (*size, *(_ADAFACTOR if "Adafactor" in text else ())), "bert-large"
+        return "published_bert.py", (*size, *_bert_options(text)), "bert-large"
     if text.startswith("PowerLM-3b"):
         return "published_granite.py", (*size, *(("--rank", "16") if "LoRA" in text else ())), "PowerLM-3b"
-    raise ValueError(f"no script for the job {text!r}")
+    return NO_SCRIPT, (text,), name
+
+
+def _bert_options(text: str) -> tuple[str, ...]:
+    accumulation = re.search(r"accumulation (\d+)", text)
+    return (
+        *(("--accumulation", accumulation[1]) if accumulation else ()),
+        *(("--checkpointing",) if "checkpointing" in text else ()),
+        *(("--optimizer", "Adafactor") if "Adafactor" in text else ()),
+        *(("--amp",) if "AMP" in text else ()),
+    )
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ class OtherEstimate:
     seconds: float | None = None
 
 
+NO_SCRIPT = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One measured run, and the training script that repeats it."""
@@ -25,7 +28,7 @@ class Case:
     """The set and the row's number: `cnn_rtx/17`; `/failed` after it for the second run of a row."""
     set: str
     workload: str
-    """A script of `evaluation/workloads`."""
+    """A script of `evaluation/workloads`; NO_SCRIPT if none repeats it."""
     arguments: tuple[str, ...]
     gpu: str
     measured_bytes: int

@@ -10,7 +10,7 @@ from typing import Any
 from foretell import api, gpus, time
 from foretell.errors import ForetellError
 from foretell.evaluation import times
-from foretell.evaluation.records import Answer, Case
+from foretell.evaluation.records import NO_SCRIPT, Answer, Case
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Engine, Estimate, Evidence, Gpu
 from foretell.runs import OUTPUT, Warm
@@ -69,6 +69,8 @@ def key_of(case: Case, engine: Engine) -> str:
 
 def answer(asked: tuple[Case, Engine], warm: Warm) -> Answer:
     case, engine = asked
+    if case.workload == NO_SCRIPT:
+        return Answer(key=case.key, engine=engine, torch="", problem=f"no script repeats this job: {case.arguments[0]}")
     with api.scratch() as folder:
         try:
             run = api.run(job_of(case, engine), directory=folder, warm=warm)

@@ -1,5 +1,5 @@
-"""BERT with random weights on random tokens, as transformers' documentation trains it: gradients of several batches
-accumulated, checkpoints, a tensor-by-tensor optimizer, gradients zeroed and not dropped."""
+"""BERT with random weights on random tokens, as transformers' documentation trains it: a tensor-by-tensor optimizer,
+gradients zeroed and not dropped; perhaps gradients of several batches accumulated, and checkpoints."""
 
 import argparse
 
@@ -16,7 +16,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only-load", action="store_true", help="move the weights to the card, and end")
     parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--accumulation", type=int, default=4)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--optimizer", choices=["AdamW", "Adafactor"], default="AdamW")
     parser.add_argument("--amp", action="store_true", help="fp16 autocast, with a gradient scaler")
     parser.add_argument("--steps", type=int, default=3)
@@ -26,7 +27,8 @@ def main() -> None:
     if options.only_load:
         return
     model.train()
-    model.gradient_checkpointing_enable()
+    if options.checkpointing:
+        model.gradient_checkpointing_enable()
     optimizer: torch.optim.Optimizer
     if options.optimizer == "Adafactor":
         optimizer = Adafactor(model.parameters(), lr=1e-3, relative_step=False)
