@@ -230,6 +230,32 @@ for _ in range(4):
 """
 
 
+LAZY = """
+import torch
+from torch import nn
+class Refusing(nn.Module):
+    def named_buffers(self, *args, **kwargs):
+        raise RuntimeError("no buffers here")
+    def forward(self, x):
+        return x
+model = nn.Sequential(nn.LazyLinear(512), nn.ReLU(), nn.LazyLinear(64)).cuda()
+model(torch.zeros(8, 256, device="cuda"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    Refusing()(model(torch.zeros(8, 256, device="cuda"))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_modules_whose_tensors_cannot_be_listed_yet_do_not_end_the_script(warm_runs: WarmRuns, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LAZY)
+    done = warm_runs.run(tmp_path / "train.py", cwd=tmp_path)
+    assert done.code == 0, done.tail()
+    assert done.peak["by_category"]["parameter"] == (512 * 256 + 512 + 64 * 512) * 4 + 512
+    assert [caveat for caveat in done.result["caveats"] if "no buffers here" in caveat]
+
+
 def test_a_forward_pass_that_calls_no_module_is_part_of_its_step(warm_runs: WarmRuns, tmp_path: Path) -> None:
     """GPyTorch's models are called so."""
     done = attributed(warm_runs, tmp_path, NO_MODULE)

@@ -91,7 +91,7 @@ class Modules:
             parts = [name, *(part for part in path.split(".") if part not in ("", _ORIGINAL))]
             self._calls[id(module)] = weakref.ref(module), self._named(".".join(parts))
         if not inside:
-            self._labels.model(name, root)
+            self._capture.guarded("labels", partial(self._labels.model, name, root))
 
     def _root_name(self, kind: str) -> str:
         number = self._num_roots[kind] = self._num_roots.get(kind, 0) + 1

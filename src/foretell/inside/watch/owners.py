@@ -115,8 +115,9 @@ class Owners:
 
 
 def _address(tensor: Any) -> int:
-    """0 if a tensor has no address (fake, functional, sparse). For a sharded one (DTensor): its local shard."""
+    """0 if a tensor has no address (fake, functional, sparse, or of a class that refuses, as the parameters of a lazy
+    module before its first call). For a sharded one (DTensor): its local shard."""
     try:
         return int(getattr(tensor, "_local_tensor", tensor).data_ptr())
-    except RuntimeError:
+    except Exception:
         return 0
