@@ -24,7 +24,7 @@ class WarmRuns:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._num_runs = 0
-        self._warm = Warm()
+        self.warm = Warm()
         self._zoo: dict[str, ZooRun] = {}
 
     def run(
@@ -47,7 +47,7 @@ class WarmRuns:
             options=CaptureOptions(**{"steps": "all", "timeout_seconds": HANG_SECONDS, **options}),
             gpus_per_node=gpus_per_node,
         )
-        run = api.run(job, directory=directory, warm=self._warm)
+        run = api.run(job, directory=directory, warm=self.warm)
         output = (directory / OUTPUT).read_text(errors="replace")
         if trace is not None:
             traces.save(run.trace, trace)
@@ -71,4 +71,4 @@ class WarmRuns:
         return ZooRun(run, trace)
 
     def close(self) -> None:
-        self._warm.close()
+        self.warm.close()

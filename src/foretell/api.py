@@ -17,14 +17,14 @@ from foretell.analysis.ending import ended_by, fatal_oom
 from foretell.analysis.processes import oom_together, together
 from foretell.analysis.verdict import estimate_of
 from foretell.errors import ForetellError, ScriptError, UnsupportedError, UsageError
-from foretell.jobs import CaptureOptions, Job, Steps, changes
+from foretell.jobs import CaptureOptions, Job, Steps, WholeLoops, changes
 from foretell.records import Engine, Estimate, Gpu, IsolationMode, Need
 from foretell.rules.capacity import smallest_that_fit
 from foretell.runs import Progress, Warm, launch, pickled
 from foretell.runs.calls import name_of
 from foretell.runs.environment import make_directory
 from foretell.runs.scratch import scratch_folder
-from foretell.trace import Trace
+from foretell.trace import CutLoop, Trace
 from foretell.units import format_bytes, parse_bytes
 
 DEFAULT_GPU = "a100-80gb"
@@ -37,6 +37,9 @@ _TIMES_THE_FIRST = 3
 _LEAST_SECONDS = 60.0
 """A run that ran out of memory at its first step is repeated for several: it may take so many times as long."""
 _MAX_CARDS = 3
+_WHOLE_LOOPS: tuple[WholeLoops, ...] = ("evaluation", "all")
+_MOST_SECONDS = 300.0
+"""How long a run may take in which loops run to their ends, unless --timeout says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,89 @@ def run(
     if trace.is_interrupted:
         raise Interrupted(done)
     return done
+
+
+def follow_up(
+    first: Run,
+    *,
+    need: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Run:
+    """The run, with what further runs add to it: `finish_loops` and, with `need`, `find_need`."""
+    done = finish_loops(first, say=say, on_progress=on_progress)
+    return find_need(done, say=say, on_progress=on_progress) if need else done
+
+
+def finish_loops(
+    first: Run,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Run:
+    """The same run, unless the script failed after foretell had ended a loop early: it may have compared what it got
+    with what there is. Then a run in which such loops run to their ends, or why there is none."""
+    done, spent = first, first.trace.seconds.get("total", 0.0)
+    for whole in _WHOLE_LOOPS if first.job.options.steps == "auto" else ():
+        if not _has_failed_after_a_cut(done.trace):
+            break
+        loops = [loop for loop in done.trace.cut_loops if whole in ("all", loop.kind)]
+        if not loops:
+            continue
+        again = _with_whole_loops(first, whole, loops, spent, say, on_progress)
+        if isinstance(again, str):
+            caveat = f"the loops that foretell ended early were not run to their ends: {again}"
+            return replace(done, trace=replace(done.trace, caveats=(*done.trace.caveats, caveat)))
+        spent += again.seconds["total"]
+        seconds = {**again.seconds, "total": spent, "earlier_runs": spent - again.seconds["total"]}
+        done = replace(first, trace=replace(again, seconds=seconds))
+    return done
+
+
+def _has_failed_after_a_cut(trace: Trace) -> bool:
+    if trace.unsupported or trace.unimplemented:
+        return False
+    end = ended_by(trace, fatal_oom(trace))
+    return end is not None and end.kind == "early_end"
+
+
+def _with_whole_loops(
+    first: Run,
+    whole: WholeLoops,
+    loops: Sequence[CutLoop],
+    spent: float,
+    say: Callable[[str], None],
+    on_progress: Callable[[Progress], None] | None,
+) -> Trace | str:
+    """The trace of another run, in which these loops are not cut, or why there is none."""
+    options = first.job.options
+    most = _MOST_SECONDS if options.timeout_seconds is None else options.timeout_seconds - spent
+    known = [loop.remaining_seconds for loop in loops if loop.remaining_seconds is not None]
+    if not known:
+        most = min(most, _LEAST_SECONDS)
+    expected = first.trace.seconds.get("total", 0.0) + sum(known)
+    if expected > most:
+        return f"this would take at least {_duration(expected)}; --timeout SECONDS allows more than {_duration(most)}"
+    of = "evaluation " if whole == "evaluation" else ""
+    say(f"the script failed after a loop had been ended early; running it again with whole {of}loops (Ctrl-C skips it)")
+    # Its output is not shown: the user has seen most of it.
+    options = replace(options, whole_loops=whole, timeout_seconds=most, stdout="file")
+    try:
+        again = run(replace(first.job, options=options), on_progress=on_progress).trace
+    except Interrupted:
+        return "that run was interrupted"
+    except ForetellError as error:
+        return str(error).rstrip(".")
+    if again.is_timed_out:
+        return f"this took more than {_duration(most)}; --timeout SECONDS allows more"
+    return again
+
+
+def _duration(seconds: float) -> str:
+    for length, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
 
 
 def find_need(
@@ -210,8 +296,9 @@ def estimate(
     unsets a variable).
 
     Running out of memory is a verdict (`.verdict == "oom"`); the job is then run again on a larger card, unless `need`
-    is False, to find out what it needs (`.need`). Once a training step was seen, a script that is stopped at
-    `timeout`, or fails after foretell had ended its training early, gives an incomplete estimate (`.complete`,
+    is False, to find out what it needs (`.need`). A script that fails after foretell had ended a loop early is run
+    again with the whole of its loops, if that takes no more than 5 minutes or `timeout`. Once a training step was seen,
+    a script that is stopped at `timeout`, or fails after an early end, gives an incomplete estimate (`.complete`,
     `.ended_by`). A script that itself fails raises `ScriptError`, whose `.estimate` is what was known by then, or None;
     a job that cannot be estimated raises `UnsupportedError`. Ctrl-C raises `Interrupted`, with the run so far.
     """
@@ -224,8 +311,7 @@ def estimate(
             used_by_others=used_by_others, timeout=timeout, keep_init=keep_init, online=online, isolation=isolation,
         )
     )  # fmt: skip
-    if need:
-        done = find_need(done)
+    done = follow_up(done, need=need)
     if trace is not None:
         traces.save(done.trace, Path(trace))
     return done.estimate

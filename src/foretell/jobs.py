@@ -18,6 +18,7 @@ SCHEMA = "foretell.job/1"
 Steps = Literal["auto", "all", "worst"] | int
 Events = Literal["late", "early"]
 Workspaces = Literal["asked", "none", "next"]
+WholeLoops = Literal["none", "evaluation", "all"]
 Assumption = Literal["low", "typical", "high"]
 _LONGEST_SECONDS = 1e8
 
@@ -30,6 +31,8 @@ class CaptureOptions:
     """How a run is recorded. The options passed to the recorded process are also defined in `protocol/options.py`."""
 
     steps: Steps = "auto"
+    whole_loops: WholeLoops = "none"
+    """Which loops over a DataLoader run to their natural ends, although enough has been seen."""
     skip_init: bool = True
     """Skip weight initialization where that cannot change the behaviour of the script."""
     isolation: IsolationMode | Literal["auto"] = "auto"

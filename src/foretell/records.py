@@ -463,7 +463,7 @@ class EndedBy:
     """What ended a run before its time."""
 
     kind: Literal["script", "early_end", "time_limit", "host_memory", "interrupted", "unknown_value"]
-    """script: it failed or was killed; early_end: it failed after foretell had ended its training early; unknown_value:
+    """script: it failed or was killed; early_end: it failed after foretell had ended a loop early; unknown_value:
     it would have waited for one for ever."""
     message: str
 

@@ -158,6 +158,65 @@ def test_an_evaluation_that_is_long_or_of_unknown_length_ends(capture: Run, data
     assert captured.one("ended_early")["what"] == f"evaluation loop over a DataLoader, after 3{length} batches"
 
 
+def test_a_cut_says_how_long_the_loop_would_have_gone_on(capture: Run) -> None:
+    known, unknown = (capture(EVALUATION, each).check().one("ended_early") for each in ("800_000_000", "stream"))
+    assert known["loop"] == unknown["loop"] == "evaluation"
+    assert known["remaining_seconds"] > 1  # 100 million batches
+    assert unknown["remaining_seconds"] is None
+
+
+def test_whole_evaluations_are_not_cut(capture: Run) -> None:
+    for whole in ("evaluation", "all"):
+        captured = capture(EVALUATION, "stream", whole_loops=whole).check()
+        assert captured.said == ["evaluated 320"]
+        assert captured.lines("ended_early") == []
+
+
+WHOLE = """
+    import sys, torch
+    from torch.utils.data import DataLoader, IterableDataset
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(torch.zeros(320, 64))
+    dataset = Stream() if sys.argv[1] == "stream" else torch.zeros(320, 64)
+    loader = DataLoader(dataset, 8, num_workers=int(sys.argv[2]), persistent_workers=sys.argv[2] != "0")
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    def evaluate():
+        with torch.no_grad():
+            return sum(len(model(batch.cuda())) for batch in DataLoader(Stream(), 8))
+    for epoch in range(5):
+        seen = 0
+        for number, batch in enumerate(loader):
+            seen += len(batch)
+            model(batch.cuda()).sum().backward()
+            if number % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            if number == 20:
+                print("in between", evaluate())
+        optimizer.step()
+        print("trained", seen, "evaluated", evaluate())
+"""
+
+
+@pytest.mark.parametrize("arguments", [("320", "0"), ("stream", "0"), ("320", "1")], ids="-".join)
+def test_a_whole_epoch_is_trained_and_what_follows_runs_until_training_goes_on(
+    capture: Run, arguments: tuple[str, str]
+) -> None:
+    captured = capture(WHOLE, *arguments, whole_loops="all").check()
+    assert captured.said == ["in between 320", "trained 320 evaluated 320"]
+    assert [line["how"] for line in captured.lines("ended_early")] == ["exit"]
+    assert captured.one("end")["steps"] == 13 + 1 + 1
+
+
+def test_only_the_training_is_cut_where_evaluations_are_whole(capture: Run) -> None:
+    captured = capture(WHOLE, "320", "0", whole_loops="evaluation").check()
+    assert captured.lines("ended_early")[0]["loop"] == "training"
+    (said,) = captured.said
+    assert said.endswith(" evaluated 320")
+
+
 def test_outputs_kept_on_the_gpu_keep_the_evaluation_going_but_losses_do_not(capture: Run) -> None:
     captured = capture(
         """

@@ -77,7 +77,8 @@ def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:
         return EndedBy(kind="script", message=f"{wanted}. It {_failure(trace)}")
     if not trace.is_cut_short:
         return EndedBy(kind="script", message=f"the script itself {_failure(trace)}")
-    message = f"after foretell had ended the training early, the script {_failure(trace)}"
+    cut = "an evaluation" if trace.cut_loops and trace.cut_loops[-1].kind == "evaluation" else "the training"
+    message = f"after foretell had ended {cut} early, the script {_failure(trace)}"
     return EndedBy(kind="early_end", message=message)
 
 

@@ -79,7 +79,7 @@ def execute(options: argparse.Namespace) -> int:
     show = None if options.quiet else progress()
     try:
         run = api.run(job, on_progress=show)
-        run = api.find_need(run, say=_quietly if options.quiet else say, on_progress=show)
+        run = api.follow_up(run, say=_quietly if options.quiet else say, on_progress=show)
         result = judge(run.estimate, gate)
     except ForetellError as error:
         _write_failure(options, error, job)

@@ -99,8 +99,8 @@ def execute(options: argparse.Namespace) -> int:
             run = api.run(job, directory=folder, on_progress=None if options.quiet else progress())
         except api.Interrupted as interrupted:
             run = interrupted.run
-        if not options.no_need:
-            run = api.find_need(run, say=note, on_progress=None if options.quiet else progress())
+        show = None if options.quiet else progress()
+        run = api.follow_up(run, need=not options.no_need, say=note, on_progress=show)
         if options.trace:
             write_trace(run.trace, options.trace)
         if options.keep_writes:

@@ -75,10 +75,10 @@ class Capture:
         for call in self.on_phase:
             call(phase)
 
-    def ends_early(self, what: str, *, how: str) -> None:
+    def ends_early(self, what: str, *, how: str, **more: Any) -> None:
         """As in the kind `ended_early` of the journal."""
         self.is_cut_short = True
-        self.journal.write("ended_early", how=how, step=self.num_steps, what=what)
+        self.journal.write("ended_early", how=how, step=self.num_steps, what=what, **more)
 
     def caveat(self, text: str) -> None:
         self.journal.write("caveat", text=text)

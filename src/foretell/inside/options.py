@@ -13,6 +13,7 @@ class Options:
 
     directory: str
     steps: Literal["auto", "all", "worst"] | int
+    whole_loops: Literal["none", "evaluation", "all"]
     skip_init: bool
     isolation: Literal["auto", "kernel", "python", "none"]
     offline: bool

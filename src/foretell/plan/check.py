@@ -176,7 +176,7 @@ def check(
     problem = disk.why_not_writable(Path(write_baseline)) if write_baseline is not None else None
     if problem is not None:
         raise UsageError(f"write_baseline={str(write_baseline)!r}: {problem}.")
-    run = api.find_need(api.run(api.make_job(job, gpu=given, **options)))
+    run = api.follow_up(api.run(api.make_job(job, gpu=given, **options)))
     result = judge(run.estimate, gate)
     if write_baseline is not None:
         save_baseline(result, run.trace, Path(write_baseline))

@@ -196,7 +196,7 @@ def _read(
         say(f"running {name}")
         made = recorded_briefly(api.make_job(list(job), **runs))
         timed = replace(made, options=replace(made.options, time=True))
-        done = api.find_need(api.run(timed, on_progress=on_progress), on_progress=on_progress)
+        done = api.follow_up(api.run(timed, on_progress=on_progress), on_progress=on_progress)
         estimate = done.complete_estimate
     return _Found(name=name, estimate=estimate, load=_load_of(json_report.document(estimate)))
 

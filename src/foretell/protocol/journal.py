@@ -179,6 +179,12 @@ KINDS: dict[str, Kind] = {
             "how": Key("str", "`loader`, `trainer`, `lightning`, `ignite`, `exit`, `unknown_value`"),
             "step": Key("int"),
             "what": Key("str"),
+            "loop": Key("str", "of a `loader`: `training` or `evaluation`", is_optional=True),
+            "remaining_seconds": Key(
+                "float | null",
+                "of a `loader`: the least time in which the loop would have ended; null: its length is unknown",
+                is_optional=True,
+            ),
         },
     ),
     "unsupported": Kind("the run cannot be estimated; foretell exits with 2", {"what": Key("str"), "hint": Key("str")}),

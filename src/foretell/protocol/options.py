@@ -18,6 +18,11 @@ class Option:
 OPTIONS: dict[str, Option] = {
     "directory": Option(None, "a path", "the capture folder; has no default"),
     "steps": Option("auto", '`"auto"`, `"all"`, `"worst"` or a number', "when training has been seen for long enough"),
+    "whole_loops": Option(
+        "none",
+        '`"none"`, `"evaluation"` or `"all"`',
+        "which loops over a DataLoader run to their ends, although enough has been seen",
+    ),
     "skip_init": Option(True, "a boolean", "skip weight initialisation where that changes nothing the script does"),
     "isolation": Option(
         "auto",

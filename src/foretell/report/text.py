@@ -411,6 +411,8 @@ def _time(seconds: dict[str, float]) -> str:
         of_which = f", including {imports:.1f} s to import torch" if imports else ""
         analysis = f"; analysis {seconds['analysis']:.1f} s" if "analysis" in seconds else ""
         text += f" (script {seconds['script']:.1f} s{of_which}{analysis})"
+    if "earlier_runs" in seconds:
+        text += f"; {seconds['earlier_runs']:.1f} s in runs with loops cut short"
     return f"{text}; {seconds['need']:.1f} s to find the need" if "need" in seconds else text
 
 

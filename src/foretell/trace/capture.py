@@ -416,6 +416,7 @@ def _assemble(
         not_sent=tuple(told.not_sent),
         ended_early=tuple(told.ended_early),
         is_cut_short=told.is_cut_short,
+        cut_loops=tuple(told.cut_loops),
         endless_loop=told.endless_loop,
         caveats=(*told.caveats, *changes),
         names=own.names,

@@ -12,6 +12,7 @@ from foretell.records import Engine, OutOfMemory, Phase, TensorShape
 from foretell.trace.records import (
     PHASES,
     BatchMark,
+    CutLoop,
     DeviceMemory,
     Keeper,
     LoaderPass,
@@ -59,6 +60,7 @@ class Told:
     not_sent: dict[str, None] = field(default_factory=dict)
     ended_early: dict[str, None] = field(default_factory=dict)
     is_cut_short: bool = False
+    cut_loops: list[CutLoop] = field(default_factory=list)
     endless_loop: str | None = None
     caveats: dict[str, None] = field(default_factory=dict)
     keepers: list[Keeper] = field(default_factory=list)
@@ -261,6 +263,10 @@ def _ended_early(told: Told, line: Line) -> None:
     if line.get("how") == "unknown_value":
         told.endless_loop = str(line.get("what"))
         return
+    if (kind := line.get("loop")) in ("training", "evaluation"):
+        seconds = line.get("remaining_seconds")
+        remaining = float(seconds) if isinstance(seconds, (int, float)) else None
+        told.cut_loops.append(CutLoop(kind=kind, remaining_seconds=remaining))
     what, steps = str(line.get("what") or line.get("how")), int(line.get("step") or 0)
     _once(told.ended_early, what if "after" in what else f"{what}, after {steps} {'step' if steps == 1 else 'steps'}")
 

@@ -340,6 +340,15 @@ class StepMark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CutLoop:
+    """A loop over a DataLoader that foretell ended early."""
+
+    kind: Literal["training", "evaluation"]
+    remaining_seconds: float | None
+    """The least time in which it would have ended; None: its length is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPass:
     """One pass over a DataLoader."""
 
@@ -506,6 +515,7 @@ class Trace:
     ended_early: tuple[str, ...]
     is_cut_short: bool = False
     """foretell ended a loop early, or the script itself: code that ran after that may have met less than it needs."""
+    cut_loops: tuple[CutLoop, ...] = ()
     endless_loop: str | None = None
     """The loop in which the run was ended, because it waits for a value that is not known."""
     caveats: tuple[str, ...]

@@ -11,6 +11,9 @@ Raising StopIteration there lets the code after the loop run: evaluation, saving
   GPU, which grows, and one that never uses the GPU.
 
 The end is only raised into code that expects one: a `for`, or a function that mentions StopIteration.
+
+A script that fails afterwards may have counted what it got, and is run again with the option `whole_loops`
+(`foretell.api`): its evaluation loops, or all of them, run to their natural ends then.
 """
 
 from __future__ import annotations
@@ -52,11 +55,27 @@ class LoaderUse:
     samples: list[tuple[int, Summary, int]] = field(default_factory=list)
     """At the last three requests for a batch: evaluation forwards so far, peaks, bytes held."""
 
+    @property
+    def remaining_seconds(self) -> float | None:
+        """At its best pace; None: its length is unknown."""
+        if self.length is None or self.fastest_seconds == float("inf"):
+            return None
+        return (self.length - self.num_batches) * self.fastest_seconds
+
     def note_request(self) -> None:
         now = time.monotonic()
         if self.num_batches:
             self.fastest_seconds = min(self.fastest_seconds, now - self.last_request)
         self.last_request = now
+
+
+@dataclass
+class EndedTraining:
+    """What there was when a training loop ended."""
+
+    num_started: int
+    """Passes over a DataLoader."""
+    num_steps: int
 
 
 class Loaders:
@@ -69,7 +88,8 @@ class Loaders:
         """Passes over a DataLoader started so far."""
         self.num_batches = 0
         """Batches requested so far."""
-        self.num_ended_training = 0
+        self.ended_training: EndedTraining | None = None
+        """The last loop that `end_training_loops` was about."""
 
     def install(self, torch: Any) -> None:
         iterator_class = torch.utils.data.dataloader._BaseDataLoaderIter
@@ -81,12 +101,17 @@ class Loaders:
             if in_main_thread() and self._ends(iterator, sys._getframe(1)):
                 _shut_down(iterator)
                 raise StopIteration
-            return original(iterator)
+            try:
+                return original(iterator)
+            except StopIteration:
+                self._note_end(iterator)
+                raise
 
         return next_batch
 
     def end_training_loops(self) -> bool:
-        """Make the loops that fed the last step end at their next batch; False if there is none."""
+        """Make the loops that fed the last step end at their next batch, or let them be the last ones; False if there
+        is none."""
         in_use = [use for use in self._uses.values() if use.last_step == self._capture.num_steps - 1]
         for use in in_use:
             use.must_end = True
@@ -97,19 +122,25 @@ class Loaders:
         use.note_request()
         self.num_batches += 1
         self._phases.look_for_forward()
+        whole = self._capture.options.whole_loops
         is_training = use.must_end
         is_at_its_end = use.num_batches == use.length
-        is_enough = is_training or self._has_evaluated_enough(use)
-        if is_enough and (is_at_its_end or _expects_an_end(caller)):
-            self._uses.pop(iterator, None)
-            self.num_ended_training += is_training
-            if is_at_its_end:
-                return False  # at its end anyway: nothing is cut short
+        if is_training and is_at_its_end:
+            self._note_end(iterator)
+            return False
+        is_enough = whole != "all" if is_training else whole == "none" and self._has_evaluated_enough(use)
+        if is_enough and not is_at_its_end and _expects_an_end(caller):
+            self._note_end(iterator)
             self._report(use, is_training)
             return True
         use.last_step = self._capture.num_steps
         use.num_batches += 1
         return False
+
+    def _note_end(self, iterator: Any) -> None:
+        use = self._uses.pop(iterator, None)
+        if use is not None and use.must_end:
+            self.ended_training = EndedTraining(num_started=self.num_started, num_steps=self._capture.num_steps)
 
     def _use_of(self, iterator: Any) -> LoaderUse:
         use = self._uses.get(iterator)
@@ -147,7 +178,8 @@ class Loaders:
     def _report(self, use: LoaderUse, is_training: bool) -> None:
         kind = "training" if is_training else "evaluation"
         of = f" of {use.length}" if use.length is not None else ""
-        self._capture.ends_early(f"{kind} loop over a DataLoader, after {use.num_batches}{of} batches", how="loader")
+        what = f"{kind} loop over a DataLoader, after {use.num_batches}{of} batches"
+        self._capture.ends_early(what, how="loader", loop=kind, remaining_seconds=use.remaining_seconds)
 
 
 def _takes_long(evaluation: LoaderUse) -> bool:
@@ -155,10 +187,8 @@ def _takes_long(evaluation: LoaderUse) -> bool:
     now = time.monotonic()
     if evaluation.settled_since is None:
         evaluation.settled_since = now
-    if evaluation.length is None:
-        return True
-    remaining_seconds = (evaluation.length - evaluation.num_batches) * evaluation.fastest_seconds
-    return max(remaining_seconds, now - evaluation.settled_since) > PATIENCE_SECONDS
+    remaining_seconds = evaluation.remaining_seconds
+    return remaining_seconds is None or max(remaining_seconds, now - evaluation.settled_since) > PATIENCE_SECONDS
 
 
 def _expects_an_end(caller: FrameType) -> bool:

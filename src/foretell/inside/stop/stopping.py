@@ -59,7 +59,6 @@ class Stopping:
         self._worst = worst
         self._summaries: list[Summary] = []
         self._asked_at: int | None = None
-        self._num_started_when_asked = 0
         self._leaving = Leaving(capture)
         self._sampling: _Sampling | None = None
 
@@ -72,7 +71,6 @@ class Stopping:
         if self._asked_at is None:
             if self._capture.agree("steps", self._has_seen_enough()):
                 self._asked_at = self._capture.num_steps
-                self._num_started_when_asked = self._loaders.num_started
                 if not self._trainers.end_training() and not self._loaders.end_training_loops():
                     self._leaving.leave("the script, in its training loop")
         elif self._is_overdue(self._asked_at):
@@ -106,7 +104,9 @@ class Stopping:
         return is_long_enough and len(self._summaries) == 3 and are_steady(self._summaries)
 
     def _is_overdue(self, asked_at: int) -> bool:
-        trains_on_new_data = self._loaders.num_ended_training > 0 and (
-            self._loaders.num_started > self._num_started_when_asked
-        )
-        return trains_on_new_data or self._capture.num_steps - asked_at > STEPS_TO_SPARE
+        ended = self._loaders.ended_training
+        if ended is not None and self._loaders.num_started > ended.num_started:
+            return True
+        if self._capture.options.whole_loops != "all":
+            return self._capture.num_steps - asked_at > STEPS_TO_SPARE
+        return ended is not None and self._capture.num_steps - ended.num_steps > STEPS_TO_SPARE
