@@ -285,7 +285,7 @@ def test_a_run_that_is_no_baseline_is_not_written(in_folder: Path, monkeypatch: 
     folder = in_folder / "capture"
     result = training_run(folder).journal("oom", 11, **{**vars_of(OOM), "is_together": None}).result(exit_status=1)
     monkeypatch.setattr(api, "run", lambda job, **_: api.Run(job=job, trace=from_capture(result)))
-    monkeypatch.setattr(api, "find_need", lambda run, **_: run)
+    monkeypatch.setattr(api, "follow_up", lambda run, **_: run)
     assert check("--gpu", "rtx-3060", "--write-baseline", "main.trace") == 3
     assert "main.trace was not written: a run that ran out of memory is no baseline" in capsys.readouterr().err
     assert not (in_folder / "main.trace").exists()

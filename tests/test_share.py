@@ -235,7 +235,7 @@ def test_a_script_is_run_on_the_card_that_is_shared(monkeypatch: pytest.MonkeyPa
         complete_estimate = estimate(3)
 
     monkeypatch.setattr(api, "run", run)
-    monkeypatch.setattr(api, "find_need", lambda done, **options: Done)
+    monkeypatch.setattr(api, "follow_up", lambda done, **options: Done)
     found = share([["train.py", "--n", "8"], ["train.py", "--n", "8"]], gpu="a100-40gb", steps=2)
     (job,) = asked
     assert (job.command, job.gpu.name, job.options.steps) == (("train.py", "--n", "8"), "a100-40gb", 2)
