@@ -57,7 +57,9 @@ def whole(tmp_path: Path) -> api.Run:
     return made(training_run(tmp_path / "whole"), seconds=30.0)
 
 
-def finish(monkeypatch: pytest.MonkeyPatch, first: api.Run, *outcomes: api.Run | BaseException) -> tuple[api.Run, Again]:
+def finish(
+    monkeypatch: pytest.MonkeyPatch, first: api.Run, *outcomes: api.Run | BaseException
+) -> tuple[api.Run, Again]:
     again = Again(*outcomes)
     monkeypatch.setattr(api, "run", again)
     return api.follow_up(first), again
