@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foretell import gpus
 from foretell.records import (
@@ -21,11 +21,13 @@ from foretell.records import (
     PeakMemory,
     Performance,
     Phase,
+    RankEstimate,
     Segment,
     Span,
     StepPeak,
     StepTime,
     Wait,
+    World,
 )
 from foretell.units import GIB, MIB
 
@@ -343,6 +345,22 @@ LEAKS = (
         held_by=(f"losses (a growing list of tensors, {CODE}:68)",),
     ),
 )  # fmt: skip
+
+
+def ranks_for(attributions: Sequence[Attribution]) -> list[Estimate]:
+    """An estimate of each rank, largest first; another rank stands for the last and was not run for the page."""
+    found = sorted(map(estimate_for, attributions), key=lambda each: -each.peak.device_bytes)
+    rows = tuple(
+        RankEstimate(rank=i, stands_for=(i,), local_rank=i, verdict="fits", peak=each.peak, num_steps=3,
+                     spare_bytes=each.gpu.total_bytes - each.peak.device_bytes)
+        for i, each in enumerate(found)
+    )  # fmt: skip
+    missing = replace(rows[-1], rank=len(rows), stands_for=(len(rows), len(rows) + 1), local_rank=None)
+    size = len(rows) + 2
+    return [
+        replace(each, world=World(size=size, ranks_run=tuple(range(size)), worst_rank=i), ranks=(*rows, missing))
+        for i, each in enumerate(found)
+    ]
 
 
 def performance() -> Performance:

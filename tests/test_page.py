@@ -25,7 +25,7 @@ from foretell.report import html, text
 from foretell.report.causes import TITLES
 from foretell.report.performance import sentence
 from foretell.units import GIB, MIB, format_bytes
-from report_data import ADVICE, LEAKS, estimate_for, performance, transformer
+from report_data import ADVICE, LEAKS, estimate_for, performance, ranks_for, transformer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Locator, LocatorAssertions, Page
@@ -102,7 +102,9 @@ def test_the_page_shows_every_field_it_carries() -> None:
     estimate = replace(
         estimate_for(run(), is_out_of_memory=True), advice=ADVICE, leaks=LEAKS, performance=performance()
     )
-    carried = names_in(document_in(html.render(estimate, run())))
+    first, second = ranks_for([run(), transformer(num_layers=1, num_steps=3, vocabulary=500)])
+    of_ranks = replace(estimate, world=first.world, ranks=first.ranks)
+    carried = names_in(document_in(html.render(of_ranks, run(), other_ranks=[second])))
     assert carried - read == {"schema"}
 
 
@@ -435,6 +437,55 @@ def test_the_timeline_obeys_the_keyboard(page: Page) -> None:
     expect_range(page, 0, run().num_events - 1)
 
 
+def test_a_rank_is_picked_by_keyboard_and_the_whole_page_shows_it(open_page: OpenPage) -> None:
+    first, second = ranks_for([run(), transformer(num_layers=1, num_steps=3, vocabulary=500)])
+    assert second.attribution is not None
+    page = open_page(html.render(first, run(), other_ranks=[second]))
+    rows = [row.inner_text().split("\t") for row in page.locator(".ranks tbody tr").all()]
+    assert [row[0].strip() for row in rows] == ["0", "1", "2-3"]
+    assert rows[0][-1] == "needs the most"
+    assert rows[1][2:7] == [
+        format_bytes(size)
+        for size in (
+            second.peak.allocated_bytes, second.peak.reserved_bytes, second.peak.library_bytes,
+            second.peak.device_bytes, second.gpu.total_bytes - second.peak.device_bytes,
+        )
+    ]  # fmt: skip
+    assert "4 of 4 ranks were run" in page.locator("#ranks").inner_text()
+    choices = page.get_by_role("radio")
+    expect(choices.nth(2)).to_be_disabled()
+    assert "on rank 0" in page.locator("h1").inner_text()
+    choices.nth(0).focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("h1")).to_contain_text("on rank 1")
+    expect(choices.nth(1)).to_be_focused()
+    expect_event(page, second.attribution.peak_event)
+    expect(page.get_by_test_id("moment-allocated")).to_have_text(format_bytes(second.peak.allocated_bytes))
+    expect_range(page, 0, second.attribution.num_events - 1)
+    page.keyboard.press("ArrowUp")
+    expect_event(page, run().peak_event)
+
+
+def test_bars_of_ranks_share_one_scale_and_show_what_holds_the_memory(open_page: OpenPage) -> None:
+    first, second = ranks_for([run(), transformer(num_layers=1, num_steps=3, vocabulary=500)])
+    page = open_page(html.render(first, run(), other_ranks=[second]))
+    bars = page.locator(".ranks td.bar > div").all()
+    whole, smaller = (bar.evaluate("bar => bar.getBoundingClientRect().width") for bar in bars[:2])
+    assert smaller / whole == pytest.approx(second.peak.device_bytes / first.peak.device_bytes, abs=0.01)
+    parameters = levels(run(), run().peak_event)["parameter"]
+    title = bars[0].locator("span").first.get_attribute("title")
+    assert title == f"parameter: {format_bytes(parameters)} ({parameters:,} bytes)"
+
+
+def test_ranks_that_need_the_same_are_not_picked_from(open_page: OpenPage) -> None:
+    estimate = ranks_for([run()])[0]
+    alike = replace(estimate, ranks=(replace(estimate.ranks[0], stands_for=(0, 1, 2)),))
+    page = open_page(html.render(alike, run()))
+    assert "All need the same." in page.locator("#ranks").inner_text()
+    assert "on each of 3 ranks" in page.locator("h1").inner_text()
+    assert page.get_by_role("radio").count() == 0
+
+
 @pytest.fixture
 def timed(open_page: OpenPage) -> Page:
     return open_page(html.render(replace(estimate_for(run()), performance=performance()), run()))
@@ -692,8 +743,11 @@ def test_tab_reaches_every_part_and_focus_is_seen(open_page: OpenPage) -> None:
 
 def test_nothing_is_wider_than_a_phone(open_page: OpenPage) -> None:
     estimate = estimate_for(run(), is_out_of_memory=True)
-    everything = replace(estimate, advice=ADVICE, leaks=LEAKS, performance=performance())
-    page = open_page(html.render(everything, run()), width=380)
+    first, second = ranks_for([run(), transformer(num_layers=1, num_steps=3, vocabulary=500)])
+    everything = replace(
+        estimate, advice=ADVICE, leaks=LEAKS, performance=performance(), world=first.world, ranks=first.ranks
+    )
+    page = open_page(html.render(everything, run(), other_ranks=[second]), width=380)
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     page.locator(".strip canvas").first.focus()
     page.keyboard.press("ArrowRight")

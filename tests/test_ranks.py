@@ -11,7 +11,7 @@ import pytest
 from conftest import ForetellRun
 from foretell import gpus
 from foretell import trace as traces
-from foretell.analysis.verdict import estimate_of
+from foretell.analysis.verdict import estimate_of, estimates_of_others
 from foretell.records import Estimate
 from foretell.report.ranks import ranges
 from foretell.rules.nccl import nccl_bytes
@@ -66,6 +66,13 @@ def test_the_rank_that_needs_the_most_is_the_result(runs: WarmRuns, tmp_path: Pa
         each["peak"]["reserved_bytes"] for each in (first, second)
     ]
     assert Estimate.from_json(again.to_json()).ranks == again.ranks
+    (other,) = estimates_of_others(traces.load(file), again)
+    assert other.world is not None
+    assert other.world.worst_rank == 0
+    assert other.peak == again.ranks[0].peak
+    assert other.attribution is not None
+    held = sum(other.attribution.blocks[number].bytes for number in other.attribution.at_peak)
+    assert held == first["peak"]["allocated_bytes"]
 
 
 def test_ranks_that_use_memory_alike_are_one_row(runs: WarmRuns) -> None:

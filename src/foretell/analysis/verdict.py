@@ -48,6 +48,20 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
     return replace(_estimate_of_one(worst, attributes=attributes), world=world, ranks=ranks)
 
 
+def estimates_of_others(trace: Trace, estimate: Estimate) -> tuple[Estimate, ...]:
+    """Of a job of several ranks: what each row of `Estimate.ranks` needs besides that of the estimate, and what holds
+    it. Their `world` names them as its `worst_rank`."""
+    if estimate.world is None:
+        return ()
+    numbers = {rank.rank for rank in estimate.ranks} - {estimate.world.worst_rank}
+    found = []
+    for own in (replace(trace, other_ranks=()), *trace.other_ranks):
+        if own.rank is not None and own.rank.rank in numbers:
+            world = replace(estimate.world, worst_rank=own.rank.rank)
+            found.append(replace(_estimate_of_one(own, attributes=True), world=world, ranks=estimate.ranks))
+    return tuple(found)
+
+
 def _estimate_of_one(trace: Trace, *, attributes: bool) -> Estimate:
     refuse(trace)
     oom = fatal_oom(trace)

@@ -27,12 +27,13 @@ class ReportFile(NamedTuple):
 
 
 def _page(trace: Trace, estimate: Estimate) -> str:
+    from foretell.analysis.verdict import estimates_of_others
     from foretell.report import html
 
     if estimate.attribution is None:
         reasons = " ".join(estimate.caveats)
         raise UnsupportedError(f"cannot write the HTML report: attribution is unavailable. {reasons}")
-    return html.render(estimate, estimate.attribution)
+    return html.render(estimate, estimate.attribution, other_ranks=estimates_of_others(trace, estimate))
 
 
 def _snapshot(trace: Trace, estimate: Estimate) -> bytes:

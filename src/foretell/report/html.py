@@ -17,30 +17,68 @@ from typing import Any
 
 from foretell import __version__
 from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Cause, Estimate, Segment
-from foretell.report import causes, performance
+from foretell.report import causes, performance, ranks
 from foretell.report.batches import batch_rows, order_words
 from foretell.report.headline import label_of
+from foretell.report.holders import blocks_at_peak, by_category
 from foretell.report.steps import peak_words, step_lines
 from foretell.rules.capacity import capacity_of
 
 SCHEMA = "foretell.page/1"
 _TEMPLATE = Path(__file__).with_name("page.html")
+_MOST_OTHER_RANKS = 7
+"""Ranks that need the same are one; a larger job has few kinds, or the page would be too large."""
 _TITLE = "<title>foretell</title>"
 _DATA = '<script type="application/octet-stream" id="data"></script>'
 
 
-def render(estimate: Estimate, attribution: Attribution) -> str:
+def render(estimate: Estimate, attribution: Attribution, *, other_ranks: Sequence[Estimate] = ()) -> str:
+    """`other_ranks`: estimates of ranks that the reader can pick instead, with their attribution."""
     verdict = "fits" if estimate.verdict == "fits" else "out of memory"
+    largest_first = sorted(other_ranks, key=lambda each: -each.peak.device_bytes)
+    others = [each for each in largest_first if each.attribution is not None][:_MOST_OTHER_RANKS]
     return embed(
         {
             "view": "report",
-            "estimate": _estimate(estimate),
-            "capacity": _capacity(estimate),
-            "time": performance.page(estimate.performance) if estimate.performance else None,
-            "attribution": columns(attribution),
+            **_one(estimate, attribution),
+            "world": _world(estimate, [estimate, *others]) if estimate.world else None,
+            "others": [_one(each, each.attribution) for each in others if each.attribution is not None],
         },
         title=f"foretell: {verdict} on {estimate.gpu.device_name}",
     )
+
+
+def _one(estimate: Estimate, attribution: Attribution) -> dict[str, Any]:
+    return {
+        "estimate": _estimate(estimate),
+        "capacity": _capacity(estimate),
+        "time": performance.page(estimate.performance) if estimate.performance else None,
+        "attribution": columns(attribution),
+    }
+
+
+def _world(estimate: Estimate, shown: Sequence[Estimate]) -> dict[str, Any]:
+    """The table of ranks; `shown` are those that can be picked."""
+    assert estimate.world is not None
+    numbers = [each.world.worst_rank for each in shown if each.world is not None]
+    return {
+        "title": ranks.how_many(estimate.world),
+        "rows": [
+            {
+                "ranks": ranks.ranges(rank.stands_for),
+                "remark": ranks.remark(rank),
+                "peak": {**asdict(rank.peak), "device_bytes": rank.peak.device_bytes},
+                "spare_bytes": rank.spare_bytes,
+                **_picked(shown, numbers.index(rank.rank) if rank.rank in numbers else None),
+            }
+            for rank in estimate.ranks
+        ],
+    }
+
+
+def _picked(shown: Sequence[Estimate], at: int | None) -> dict[str, Any]:
+    attribution = shown[at].attribution if at is not None else None
+    return {"view": at, "by_category": by_category(blocks_at_peak(attribution)) if attribution is not None else None}
 
 
 def embed(document: Mapping[str, Any], *, title: str) -> str:
@@ -68,6 +106,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
             "compute_capability": ".".join(map(str, gpu.compute_capability)),
             "total_bytes": gpu.total_bytes,
         },
+        "of_rank": ranks.of_rank(estimate) if estimate.world else None,
         "torch": estimate.torch_version,
         "cuda": estimate.cuda_version,
         "peak": {**asdict(estimate.peak), "device_bytes": estimate.peak.device_bytes},

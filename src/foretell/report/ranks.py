@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from foretell.records import Estimate, RankEstimate
+from foretell.records import Estimate, RankEstimate, World
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -25,6 +25,10 @@ def of_rank(estimate: Estimate) -> str:
     if len(alike) == estimate.world.size:
         return f"on each of {estimate.world.size} ranks"
     return f"on rank {ranges(alike)}" if len(alike) == 1 else f"on ranks {ranges(alike)}"
+
+
+def how_many(world: World) -> str:
+    return f"{len(world.ranks_run)} of {world.size} ranks were run, each on a card of its own"
 
 
 def remark(rank: RankEstimate) -> str:

@@ -20,7 +20,7 @@ from foretell.report.headline import WHICH_NUMBER, label_of
 from foretell.report.holders import OUTSIDE, blocks_at_peak, by_category, holders, timeline, words_of
 from foretell.report.isolation import isolation_rows
 from foretell.report.places import relative_place, short_place
-from foretell.report.ranks import of_rank, ranges, remark
+from foretell.report.ranks import how_many, of_rank, ranges, remark
 from foretell.report.steps import StepLine, peak_words, step_lines
 from foretell.rules.capacity import LONGEST_TRAINING, capacity_of, steps_until_full
 from foretell.units import GIB, format_bytes
@@ -350,16 +350,15 @@ def _ranks(estimate: Estimate) -> RenderableType | None:
     if estimate.world is None:
         return None
     table = Table(box=None, padding=(0, 2), header_style="bright_black", show_edge=False)
-    for title in ("ranks", "allocated", "reserved", "libraries", "device", "spare"):
-        table.add_column(title, justify="left" if title == "ranks" else "right")
+    for heading in ("ranks", "allocated", "reserved", "libraries", "device", "spare"):
+        table.add_column(heading, justify="left" if heading == "ranks" else "right")
     table.add_column("")
     for rank in estimate.ranks:
         peak = rank.peak
         sizes = (peak.allocated_bytes, peak.reserved_bytes, peak.library_bytes, peak.device_bytes, rank.spare_bytes)
         style = "bold" if rank.rank == estimate.world.worst_rank and len(estimate.ranks) > 1 else ""
         table.add_row(ranges(rank.stands_for), *map(format_bytes, sizes), remark(rank), style=style)
-    title = f"{len(estimate.world.ranks_run)} of {estimate.world.size} ranks were run, each on a card of its own:"
-    return Padding(Group(Text(title), table), (1, 2, 0, 2), expand=False)
+    return Padding(Group(Text(f"{how_many(estimate.world)}:"), table), (1, 2, 0, 2), expand=False)
 
 
 def _chosen(lines: list[StepLine]) -> list[StepLine | None]:

@@ -1,14 +1,38 @@
 /** The document that foretell.report.html writes: its types and how to decode it. */
 
-export interface Document {
+export interface Document extends Shown {
   schema: string;
   version: string;
   view: string;
+  /** null: the job is one process. */
+  world: World | null;
+  /** Other ranks that the reader can pick. */
+  others: Shown[];
+}
+
+/** One process, or one rank and those like it. */
+export interface Shown {
   estimate: Estimate;
   capacity: Capacity;
   /** null: not asked for, or not known. */
   time: StepTime | null;
   attribution: Columns;
+}
+
+export interface World {
+  /** How many were run. */
+  title: string;
+  rows: {
+    ranks: string;
+    /** What went wrong. */
+    remark: string;
+    peak: Estimate["peak"];
+    spare_bytes: number;
+    /** 0: that of the verdict; n: the nth of `others`; null: not in the page. */
+    view: number | null;
+    /** Of its allocated peak; null: not in the page. */
+    by_category: Record<string, number> | null;
+  }[];
 }
 
 export interface Estimate {
@@ -17,6 +41,8 @@ export interface Estimate {
   /** The verdict in words. */
   label: string;
   gpu: { name: string; device_name: string; compute_capability: string; total_bytes: number };
+  /** Which ranks the numbers are of; null: the job is one process. */
+  of_rank: string | null;
   torch: string;
   cuda: string | null;
   peak: Record<

@@ -1,17 +1,17 @@
 /** The summary: what the peak consists of, which changes would lower it, and what leaks. */
-import type { Document, Estimate, StepPeak } from "./document";
+import type { Estimate, Shown, StepPeak } from "./document";
 import { bytes, number, share, shortPath, when, words } from "./format";
 import type { Choice } from "./state";
 
 const BASIS = { measured: "Measured by running the job with the change", estimated: "Computed from this run" };
 
-export function Findings({ document, choice }: { document: Document; choice: Choice }) {
-  const { advice, leaks } = document.estimate;
+export function Findings({ shown: { estimate }, choice }: { shown: Shown; choice: Choice }) {
+  const { advice, leaks } = estimate;
   return (
     <section aria-labelledby="findings-title">
       <h2 id="findings-title">Summary</h2>
       <p class="lead">{summary(choice)}</p>
-      <Peaks peaks={document.estimate.peaks} />
+      <Peaks peaks={estimate.peaks} />
       {advice.length > 0 && (
         <div class="scroll">
           <table class="advice">
@@ -34,7 +34,7 @@ export function Findings({ document, choice }: { document: Document; choice: Cho
                   </td>
                   <td class="amount" data-label="Reserved after">
                     {bytes(each.peak_reserved_bytes)}
-                    {document.estimate.verdict === "oom" && (each.verdict === "fits" ? ", fits" : ", does not fit")}
+                    {estimate.verdict === "oom" && (each.verdict === "fits" ? ", fits" : ", does not fit")}
                   </td>
                   <td data-label="Basis">
                     <span class={`basis ${each.basis}`} title={BASIS[each.basis]}>{each.basis}</span>
@@ -77,7 +77,7 @@ export function Findings({ document, choice }: { document: Document; choice: Cho
           </table>
         </div>
       )}
-      <Causes estimate={document.estimate} />
+      <Causes estimate={estimate} />
     </section>
   );
 }

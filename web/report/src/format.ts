@@ -23,7 +23,7 @@ export const milliseconds = (ms: number, whole: number): string => {
 };
 export const counted = (count: number, noun: string): string => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 const DISPLAY_NAMES: Record<string, string> = {
-  optimizer_state: "optimizer state", optimizer: "optimizer step", other: "outside any step",
+  optimizer_state: "optimizer state", optimizer: "optimizer step", other: "outside the phases",
   others: "other processes",
 };
 export const words = (name: string): string => DISPLAY_NAMES[name] ?? name;

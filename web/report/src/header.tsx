@@ -1,10 +1,10 @@
 /** The answer: whether the job fits, how much it needs on which card, and how that was estimated. */
-import type { Document } from "./document";
+import type { Shown } from "./document";
 import { bytes, exactBytes, share, shortPath, words } from "./format";
 import { switchTheme, theme } from "./theme";
 
-export function Header({ document }: { document: Document }) {
-  const { estimate, capacity, time } = document;
+export function Header({ shown, version }: { shown: Shown; version: string }) {
+  const { estimate, capacity, time } = shown;
   const { gpu, peak, oom, need, ended_by, together } = estimate;
   const needs = ended_by ? "needs at least" : together ? "needs at most" : "needs";
   const ranOut = oom?.is_together
@@ -22,6 +22,7 @@ export function Header({ document }: { document: Document }) {
               ? ranOut
               : `${needs} ${bytes(estimate.device_bytes)} of ${bytes(capacity.available_bytes)}, ` +
                 `${bytes(capacity.spare_bytes)} to spare`}
+            {estimate.of_rank && `, ${estimate.of_rank}`}
           </span>
         </h1>
         <button
@@ -52,7 +53,7 @@ export function Header({ document }: { document: Document }) {
         </div>
       )}
       {ended_by && <p class="incomplete" role="note"><strong>Incomplete</strong>: {ended_by.message}.</p>}
-      <CardBar document={document} />
+      <CardBar estimate={estimate} />
       <dl class="figures">
         <Figure name="Peak allocated" value={peak.allocated_bytes} note="live tensors" />
         <Figure name="Peak reserved" value={peak.reserved_bytes} note="held by PyTorch's allocator" />
@@ -91,7 +92,7 @@ export function Header({ document }: { document: Document }) {
       <details class="about">
         <summary>
           About this estimate: {engine}, torch {estimate.torch}
-          {estimate.cuda && `, CUDA ${estimate.cuda}`}, foretell {document.version}
+          {estimate.cuda && `, CUDA ${estimate.cuda}`}, foretell {version}
         </summary>
         <dl>
           <dt>Command</dt>
@@ -102,7 +103,7 @@ export function Header({ document }: { document: Document }) {
           </dd>
           <dt>Versions</dt>
           <dd>
-            foretell {document.version}, torch {estimate.torch},{" "}
+            foretell {version}, torch {estimate.torch},{" "}
             {estimate.cuda ? `CUDA ${estimate.cuda}` : "no CUDA"}; {engine}
           </dd>
           <dt>Context</dt>
@@ -137,8 +138,8 @@ function Figure({ name, value, note }: { name: string; value: number; note: stri
 }
 
 /** The memory of the card from left to right: each part, then what is free. */
-function CardBar({ document }: { document: Document }) {
-  const { gpu, peak, used_by_others_bytes, device_bytes } = document.estimate;
+function CardBar({ estimate }: { estimate: Shown["estimate"] }) {
+  const { gpu, peak, used_by_others_bytes, device_bytes } = estimate;
   const parts = [
     { name: "allocated", size: peak.allocated_bytes },
     { name: "cache", size: peak.reserved_bytes - peak.allocated_bytes },

@@ -59,7 +59,7 @@ export function Performance({ time }: { time: StepTime }) {
       <p class="phases">
         <span class="soft">Phases:</span>
         {time.phases.map(({ phase, took }) => (
-          <span><i style={{ background: `var(--phase-${phase})` }} />{phaseWords(phase)} {took}</span>
+          <span><i style={{ background: `var(--phase-${phase})` }} />{words(phase)} {took}</span>
         ))}
       </p>
       {time.waits.length > 0 && (
@@ -69,7 +69,7 @@ export function Performance({ time }: { time: StepTime }) {
             {time.waits.map(({ begin_ms, took, before, phase }) => (
               <li>
                 {took} from {milliseconds(begin_ms, whole)} on
-                {before ? <>, before <code>{before}</code> ({phaseWords(phase)})</> : ", to the end of the step"}
+                {before ? <>, before <code>{before}</code> ({words(phase)})</> : ", to the end of the step"}
               </li>
             ))}
           </ul>
@@ -85,7 +85,6 @@ export function Performance({ time }: { time: StepTime }) {
 
 /** The terminal writes 34%, this page 34 %. */
 const spaced = (text: string): string => text.replaceAll("%", "\u00a0%");
-const phaseWords = (phase: string): string => (phase === "other" ? "outside the phases" : words(phase));
 
 /** One bucket in words. */
 function about({ timeline }: StepTime, bucket: number): string {
@@ -99,7 +98,7 @@ function about({ timeline }: StepTime, bucket: number): string {
     .slice(0, NAMED)
     .map(({ label, share }) => `${label} ${percent(share)}`);
   return (
-    `At ${milliseconds(bucket * bucket_ms, whole)}, ${phaseWords(phase[bucket]!)}: ${curves.join(", ")}; ` +
+    `At ${milliseconds(bucket * bucket_ms, whole)}, ${words(phase[bucket]!)}: ${curves.join(", ")}; ` +
     (classes.length ? classes.join(", ") : "nothing runs") + "."
   );
 }

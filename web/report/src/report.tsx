@@ -1,4 +1,6 @@
 /** The whole page, from the verdict at the top to single blocks at the bottom. */
+import { useSignal } from "@preact/signals";
+import { Fragment } from "preact";
 import { useMemo } from "preact/hooks";
 import { Blocks } from "./blocks";
 import type { Document } from "./document";
@@ -7,25 +9,31 @@ import { bytes, number, when } from "./format";
 import { Header } from "./header";
 import { Holders } from "./holders";
 import { Performance } from "./performance";
+import { Ranks } from "./ranks";
 import { Run } from "./run";
 import { Segments } from "./segments";
 import { Choice } from "./state";
 import { Timeline } from "./timeline";
 
 export function Report({ document }: { document: Document }) {
-  const choice = useMemo(() => new Choice(new Run(document.attribution)), [document]);
+  const picked = useSignal(0);
+  const shown = picked.value ? document.others[picked.value - 1]! : document;
+  const choice = useMemo(() => new Choice(new Run(shown.attribution)), [shown]);
   return (
     <>
       <a class="skip" href="#timeline">Skip to the timeline</a>
-      <Header document={document} />
+      <Header shown={shown} version={document.version} />
       <main>
-        <Findings document={document} choice={choice} />
-        {document.time && <Performance time={document.time} />}
-        <Timeline choice={choice} limit={document.capacity.reservable_bytes} />
-        <Moment choice={choice} />
-        <Holders choice={choice} />
-        <Segments choice={choice} columns={document.attribution} />
-        <Blocks choice={choice} />
+        {document.world && <Ranks world={document.world} run={choice.run} picked={picked} />}
+        <Fragment key={picked.value}>
+          <Findings shown={shown} choice={choice} />
+          {shown.time && <Performance time={shown.time} />}
+          <Timeline choice={choice} limit={shown.capacity.reservable_bytes} />
+          <Moment choice={choice} />
+          <Holders choice={choice} />
+          <Segments choice={choice} columns={shown.attribution} />
+          <Blocks choice={choice} />
+        </Fragment>
       </main>
       <footer>
         foretell {document.version}. Event numbers count the allocations and frees on one device. Sizes are binary:
