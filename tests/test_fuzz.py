@@ -29,6 +29,7 @@ from typing import NoReturn
 
 import pytest
 
+import test_published_learned
 from capture_folder import SEGMENT, CaptureFolder, training_run
 from foretell import calibration, gpus
 from foretell.analysis.verdict import estimate_of
@@ -40,7 +41,7 @@ from foretell.diff.summary import summary_of_run
 from foretell.errors import ForetellError, TraceError
 from foretell.features import plain_features
 from foretell.jobs import CaptureOptions, Job
-from foretell.learn import dataset
+from foretell.learn import dataset, methods
 from foretell.learn.estimator import SHIPPED
 from foretell.plain import from_plain
 from foretell.plan.check import Gate, judge
@@ -77,6 +78,8 @@ class Kind:
     mutate: Mutate
     read: Callable[[Path], None]
     """`read(path)`: reads a mutated file, beside which there are the whole ones."""
+    needs: str = ""
+    """A library that is imported before memory is limited; skipped without it."""
 
 
 def main(*words: str | Path) -> None:
@@ -316,16 +319,31 @@ def mutate_model(data: bytes, chance: random.Random) -> bytes:
 
 
 def read_model(path: Path) -> None:
-    """With the checksum of the arrays as they are now: somebody can have meant them."""
-    card, arrays = path.with_name("model.json"), path.with_name("model.npz")
-    path.rename(path.with_name(path.name.removeprefix("mutated-")))
+    arrays = meant(path)
+    path.with_name("job.json").write_text(json.dumps(plain_features(JOB)))
+    main("guess", "--gpu", "rtx-3060", "--model", arrays, path.with_name("job.json"))
+
+
+def meant(path: Path) -> Path:
+    """The arrays, with their checksum in the card as they are now: somebody can have meant them."""
+    path = path.rename(path.with_name(path.name.removeprefix("mutated-")))
+    card, arrays = path.with_suffix(".json"), path.with_suffix(".npz")
     with contextlib.suppress(ValueError, RecursionError):
         document = json.loads(card.read_bytes())
         if isinstance(document, dict):
             document["sha256"] = hashlib.sha256(arrays.read_bytes()).hexdigest()
             card.write_text(json.dumps(document))
-    path.with_name("job.json").write_text(json.dumps(plain_features(JOB)))
-    main("guess", "--gpu", "rtx-3060", "--model", arrays, path.with_name("job.json"))
+    return arrays
+
+
+def trained_models(folder: Path) -> dict[str, bytes]:
+    for train in test_published_learned.ALL:
+        train(folder / train.__name__)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def read_trained_model(path: Path) -> None:
+    methods.read(meant(path)).guess(JOB, gpus.find("rtx-3060"))
 
 
 def data_sets(folder: Path) -> dict[str, bytes]:
@@ -354,6 +372,7 @@ KINDS = {
     "description": Kind(descriptions, mutate_description, read_description),
     "summary": Kind(summaries, mutate_bytes, lambda path: main("guess", "--batch-size", "8", path)),
     "model": Kind(models, mutate_model, read_model),
+    "trained-model": Kind(trained_models, mutate_model, read_trained_model, needs="torch"),
     "data-set": Kind(data_sets, mutate_bytes, read_data_set),
     "oom-message": Kind(logs, mutate_bytes, lambda path: main("explain-oom", path)),
 }
@@ -364,6 +383,8 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_whole_file_is_read(name: str, tmp_path: Path) -> None:
+    if KINDS[name].needs:
+        pytest.importorskip(KINDS[name].needs)
     (tmp_path / "whole").mkdir()
     whole = KINDS[name].files(tmp_path / "whole")
     for each, data in whole.items():
@@ -378,6 +399,8 @@ def test_every_mutation_of_a_file_is_read_or_refused(name: str, tmp_path: Path) 
     if ONLY and only_kind != name:
         pytest.skip("FORETELL_FUZZ_SEED is of another kind")
     seeds = [int(only_seed)] if ONLY else list(range(BUDGET // len(KINDS)))
+    if KINDS[name].needs:
+        pytest.importorskip(KINDS[name].needs)
     failures = in_a_worker(lambda: fuzz(name, seeds, tmp_path))
     # One example of each place in the code.
     by_place = {(re.findall(r'File "(.*), in ', failure) or [failure])[-1]: failure for failure in failures}

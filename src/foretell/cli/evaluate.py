@@ -41,6 +41,11 @@ examples:
   foretell evaluate ../shared/ground_truth --sample 200 --hold-out family --json -
   foretell evaluate ../shared/ground_truth --sets time_collocation
   foretell evaluate ../shared/ground_truth --estimators guess,formula,horus,dnnmem --sample 100
+  foretell evaluate ../shared/ground_truth --estimators gpumemnet,schedtune --sets mlp_a100,cnn_a100
+  foretell evaluate ../shared/ground_truth --estimators schedtune --model mine   (of foretell train --method schedtune)
+
+gpumemnet, schedtune and dnnperf have to be trained. Without a --model, they are trained on the runs that are judged, in
+three folds: each run is judged by an estimator that has not seen its model. They need foretell[train] and torch.
 
 columns: errors are |estimate - measured| / measured; PEF: share of runs that fail if given only the estimate;
 MCP: memory saved compared with reserving the whole GPU; inside: share of runs within the interval; width: its median;
@@ -68,13 +73,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--estimators", metavar="A,B",
-        help="judge instant estimators (guess, formula, horus, dnnmem, ...) instead of an engine: no step is run",
+        help="judge instant estimators instead of an engine, without running a step: guess, horus, dnnmem, llmem, "
+        "faketensor, memtracker, zero1 to zero3, accelerate, by-hand, formula, gpumemnet, schedtune, dnnperf",
     )  # fmt: skip
     parser.add_argument(
         "--write-rows", metavar="FILE", type=Path,
         help="with --estimators: write the measured runs as a data set, for `foretell train --fine-tune`",
     )  # fmt: skip
-    parser.add_argument("--model", metavar="FILE", type=Path, help="guess with a model of `foretell train`")
+    parser.add_argument(
+        "--model", metavar="FILE", type=Path, action="append", default=[],
+        help="with --estimators: a model of `foretell train`, for the estimator it was trained as; may be repeated",
+    )  # fmt: skip
     parser.add_argument(
         "--workers", metavar="N|ray|ray://HOST:PORT", default=str(os.cpu_count() or 1),
         help="runs at a time on this machine, or a Ray cluster (default: one per CPU)",
@@ -165,8 +174,9 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--sample {options.sample}: must be 1 or more.")
     check_targets({f"--{name}": getattr(options, name) for name in ("answers", "html", "json", "markdown", "fit")})
     check_targets({"--write-rows": options.write_rows})
-    if options.write_rows and not options.estimators:
-        raise UsageError("--write-rows goes with --estimators.")
+    for name in ("write_rows", "model"):
+        if getattr(options, name) and not options.estimators:
+            raise UsageError(f"--{name.replace('_', '-')} goes with --estimators.")
 
 
 def _sets(options: argparse.Namespace) -> list[str]:
@@ -230,7 +240,7 @@ def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
             raise UsageError(f"--{name} does not go with --estimators; use --json.")
     if not isinstance(options.workers, int):
         raise UsageError(f"--workers {options.workers}: with --estimators, give a number.")
-    estimators = instant.parse_estimators(options.estimators, model=options.model)
+    estimators = instant.parse_estimators(options.estimators, models=options.model)
     store = Store(options.answers or _cache() / "descriptions.jsonl", state=state_of_description())
     with Progress(console=console(stderr=True), disable=options.quiet, transient=True) as progress:
         task = progress.add_task("describing jobs", total=None)
@@ -239,15 +249,19 @@ def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
             progress.update(task, completed=done, total=total)
 
         jobs = instant.describe(cases, store, workers=options.workers, on_progress=show)
+        trainings = instant.num_trainings(cases, estimators)
+        if trainings:
+            task = progress.add_task("training estimators", total=trainings)
+        estimators = instant.trained_on(cases, jobs, estimators, on_fold=lambda: progress.advance(task))
     store.close()
     if options.write_rows:
         dataset.write(options.write_rows, instant.measured_rows(cases, jobs))
     judged, bounds = instant.judge(cases, jobs, estimators)
-    figures, classes = instant.figures(judged + bounds), list(instant.class_figures(judged + bounds))
+    figures, classes = instant.instant_figures(judged + bounds), list(instant.class_figures(judged + bounds))
     problems = {key: job for key, job in jobs.items() if isinstance(job, str)}
     document = {
         "schema": "foretell.evaluation/1",
-        "about": f"{len(cases)} measured runs; {len(problems)} could not be described.",
+        "about": f"{len(cases)} measured runs; {len(problems)} could not be described.{instant.about(estimators)}",
         "figures": [asdict(each) for each in figures],
         "classes": [asdict(each) for each in classes],
         "problems": problems,

@@ -5,25 +5,28 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from foretell import gpus
 from foretell.errors import UsageError
+from foretell.evaluation import trained
 from foretell.evaluation.metrics import Figures, Judged, figures
 from foretell.evaluation.records import Case
 from foretell.evaluation.runner import WORKLOADS
-from foretell.features import JobFeatures, features_from
+from foretell.features import Guess, JobFeatures, features_from
 from foretell.formulas import FORMULAS, Estimator
 from foretell.formulas.device import beside_bytes
 from foretell.learn import estimator as learned
+from foretell.learn import methods
 from foretell.learn.dataset import Row
 from foretell.learn.processes import describe_scripts
+from foretell.records import Gpu
 from foretell.runs.store import Store
 from foretell.units import GIB
 
 GUESS = "guess"
-ESTIMATORS = (GUESS, *FORMULAS)
+ESTIMATORS = (GUESS, *FORMULAS, *methods.METHODS)
 _CLASS_BYTES = {"mlp_a100": GIB, "mlp_plain_a100": GIB}
 _OTHER_CLASS_BYTES = 8 * GIB
 
@@ -42,13 +45,69 @@ class ClassFigures:
     """Share of runs whose class is too low: a scheduler that trusts it loses the run."""
 
 
-def parse_estimators(text: str, *, model: Path | None = None) -> dict[str, Estimator]:
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """A published estimator for which no model was given: `trained_on` the runs that are judged."""
+
+    name: methods.Method
+
+    def guess(self, features: JobFeatures, gpu: Gpu) -> Guess | None:
+        return None
+
+
+def parse_estimators(text: str, *, models: Sequence[Path] = ()) -> dict[str, Estimator]:
+    """By name, in the order given. `models`: files of `foretell train`, each for the estimator that its card names."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in ESTIMATORS]
     if unknown or not names:
         raise UsageError(f"--estimators {text}: unknown estimator. Known: {', '.join(ESTIMATORS)}.")
-    own = [learned.read(model) if model else learned.shipped()] if GUESS in names else []
-    return {name: own[0] if name == GUESS else FORMULAS[name] for name in names}
+    known: dict[str, Estimator] = {**FORMULAS, **{name: Untrained(name) for name in methods.METHODS}}
+    given = _models(models, names)
+    if GUESS in names and GUESS not in given:
+        given[GUESS] = learned.shipped()
+    return {name: given.get(name) or known[name] for name in names}
+
+
+def trained_on(
+    cases: Sequence[Case],
+    jobs: dict[str, JobFeatures | str],
+    estimators: dict[str, Estimator],
+    *,
+    on_fold: Callable[[], None] = lambda: None,
+) -> dict[str, Estimator]:
+    """The estimators, with those that had no model trained in a cross-validation on the runs that are judged."""
+    return {
+        name: trained.held_out(each.name, cases, jobs, reserved_bytes, on_fold=on_fold)
+        if isinstance(each, Untrained)
+        else each
+        for name, each in estimators.items()
+    }
+
+
+def about(estimators: dict[str, Estimator]) -> str:
+    """What was trained how, and what could not be trained."""
+    found = [each for each in estimators.values() if isinstance(each, trained.HeldOut)]
+    names = ", ".join(each.name for each in found)
+    how = f" {names}: trained on these runs in {trained.FOLDS} folds, without the models each is judged on."
+    return (how if found else "") + "".join(f" {problem}" for each in found for problem in each.problems)
+
+
+def num_trainings(cases: Sequence[Case], estimators: dict[str, Estimator]) -> int:
+    untrained = [each.name for each in estimators.values() if isinstance(each, Untrained)]
+    return sum(trained.num_trainings(name, cases) for name in untrained)
+
+
+def _models(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Estimator]:
+    found: dict[str, Estimator] = {}
+    for path in paths:
+        method = methods.method_of(path)
+        name = GUESS if method == methods.OWN else method
+        if name not in names:
+            raise UsageError(f"--model {path} is a model for {name}, which is not among --estimators.")
+        if name in found:
+            raise UsageError(f"--model {path}: there is another model for {name}.")
+        found[name] = learned.read(path) if name == GUESS else methods.read(path)
+    return found
 
 
 def describe(
@@ -75,7 +134,7 @@ def _job(case: Case) -> str:
 def _described(case: Case, answer: dict[str, object]) -> JobFeatures | str:
     if answer.get("features") is None:
         return str(answer.get("problem"))
-    features = features_from({"source": "script", "name": case.key, **answer["features"]})  # type: ignore[dict-item]
+    features = features_from({"source": "script", **answer["features"], "name": case.key})  # type: ignore[dict-item]
     batch_size = int(case.arguments[case.arguments.index("--batch-size") + 1])
     return features if batch_size == features.batch_size else features.with_batch(batch_size)
 
@@ -84,7 +143,8 @@ def judge(
     cases: Sequence[Case], jobs: dict[str, JobFeatures | str], estimators: dict[str, Estimator]
 ) -> tuple[list[Judged], list[Judged]]:
     """Every estimator's answer to every run, and the same for its upper bound. A job that could not be described counts
-    as an estimate of nothing, which is an error of 100 %."""
+    as an estimate of nothing, which is an error of 100 %. So does a job without an answer, unless the estimator has
+    none for the whole set."""
     judged, bounds = [], []
     for case in cases:
         for name, each in estimators.items():
@@ -92,6 +152,11 @@ def judge(
             judged.append(one)
             if bound is not None:
                 bounds.append(bound)
+    answering = {(each.case.set, each.tool) for each in judged if each.num_bytes}
+    judged = [
+        replace(each, num_bytes=0) if each.num_bytes is None and (each.case.set, each.tool) in answering else each
+        for each in judged
+    ]
     return judged, bounds
 
 
@@ -141,6 +206,32 @@ def class_figures(judged: Sequence[Judged]) -> Iterator[ClassFigures]:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstantFigures(Figures):
+    """With the class of memory beside the errors."""
+
+    class_bytes: int
+    class_accuracy: float
+    class_too_low: float
+    num_without_answer: int
+    """Counted among the errors, unless the estimator has no answer for the whole set."""
+
+
+def instant_figures(judged: Sequence[Judged]) -> list[InstantFigures]:
+    classes = {(each.set, each.tool): each for each in class_figures(judged)}
+    found = []
+    for each in figures(judged):
+        one = classes[each.set, each.tool]
+        values = {field.name: getattr(each, field.name) for field in fields(Figures)}
+        found.append(
+            InstantFigures(
+                **values, class_bytes=one.class_bytes, class_accuracy=one.accuracy, class_too_low=one.too_low,
+                num_without_answer=one.num_runs - one.num_answers,
+            )
+        )  # fmt: skip
+    return found
+
+
 def measured_rows(cases: Sequence[Case], jobs: dict[str, JobFeatures | str]) -> list[Row]:
     """Measured runs as rows of a data set: what PyTorch reserved, by the measurement less context and libraries. Runs
     out of memory are left out, because the level they reached is not their need."""
@@ -149,15 +240,19 @@ def measured_rows(cases: Sequence[Case], jobs: dict[str, JobFeatures | str]) -> 
         job = jobs[case.key]
         if isinstance(job, str) or case.is_oom:
             continue
-        reserved = case.measured_bytes - _beside_bytes(case, job)
         model = str(case.factors.get("model", case.key)).split("_")[0]
         found.append(
             Row(
                 kind=case.set, group=f"{case.set}-{model}", gpu=case.gpu, torch=job.torch_version, source=case.set,
-                draw="", features=replace(job, name=case.key), reserved_bytes=max(reserved, 0),
+                draw="", features=replace(job, name=case.key), reserved_bytes=reserved_bytes(case, job),
             )
         )  # fmt: skip
     return found
+
+
+def reserved_bytes(case: Case, job: JobFeatures) -> int:
+    """What PyTorch reserved: the measurement less context and libraries."""
+    return max(case.measured_bytes - _beside_bytes(case, job), 0)
 
 
 def _beside_bytes(case: Case, job: JobFeatures) -> int:

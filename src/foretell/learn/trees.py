@@ -1,36 +1,20 @@
-"""Boosted trees as plain arrays: written after training, evaluated without the library that trained them.
-
-A model is a pair of files: `NAME.npz` with arrays (loaded with `allow_pickle=False`) and its card, `NAME.json`, with
-the checksum of the arrays. NumPy is all that is needed.
+"""Boosted trees as plain arrays (`arrays.py`): written after training, evaluated without the library that trained them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretell import disk
-from foretell.errors import TraceError, UnsupportedError
-from foretell.plain import from_plain, parse_json
+from foretell.learn import arrays
+from foretell.learn.arrays import numpy
+from foretell.plain import from_plain
 
-SCHEMA = "foretell.model/1"
-_LARGEST_FILE = 4 << 20
-_LARGEST_ARRAYS = 64 << 20
+__all__ = ["Trees", "from_lightgbm", "load", "numpy", "save"]
+
 _DEEPEST = 1000
 _ARRAYS = ("feature", "threshold", "left", "right", "value", "roots", "default_left")
-
-
-def numpy() -> Any:
-    try:
-        import numpy
-    except ImportError:
-        raise UnsupportedError("learned estimates need NumPy: pip install 'foretell[guess]'.") from None
-    return numpy
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,41 +81,25 @@ def from_lightgbm(booster: Any) -> Trees:
 
 
 def save(path: Path, trees: dict[str, Trees], card: dict[str, Any]) -> None:
-    """`path` without a suffix. The card is written last, with the checksum of the arrays."""
-    np = numpy()
-    content = io.BytesIO()
-    arrays = {f"{name}.{array}": getattr(each, array) for name, each in trees.items() for array in _ARRAYS}
-    np.savez_compressed(content, **arrays)
-    data = content.getvalue()
-    depths = {name: each.depth for name, each in trees.items()}
-    full = {"schema": SCHEMA, "sha256": hashlib.sha256(data).hexdigest(), "depths": depths, **card}
-    disk.write(path.with_suffix(".npz"), data, is_private=False)
-    disk.write(path.with_suffix(".json"), json.dumps(full, indent=1) + "\n", is_private=False)
+    """`path` without a suffix."""
+    plain = {f"{name}.{array}": getattr(each, array) for name, each in trees.items() for array in _ARRAYS}
+    arrays.save(path, plain, {"depths": {name: each.depth for name, each in trees.items()}, **card})
 
 
 def load(path: Path) -> tuple[dict[str, Trees], dict[str, Any]]:
     """Refuses arrays that are not those of the card, and any that `Trees.predict` could not use."""
     np = numpy()
+    found, card = arrays.load(path)
     try:
-        card = parse_json(path.with_suffix(".json").read_bytes())
-        data = path.with_suffix(".npz").read_bytes()
-        if not isinstance(card, dict) or card.get("schema") != SCHEMA:
-            raise ValueError(f"its card is not of the schema {SCHEMA}")
-        if len(data) > _LARGEST_FILE:
-            raise ValueError(f"it has {len(data)} bytes, and a model at most {_LARGEST_FILE}")
-        if hashlib.sha256(data).hexdigest() != card.get("sha256"):
-            raise ValueError("its arrays are not those that its card describes: the file was changed or is damaged")
         plain = from_plain(_Card, {name: card.get(name, {}) for name in ("depths", "features")})
-        arrays = _arrays(data, np)
         trees: dict[str, Trees] = {}
         for name, depth in plain.depths.items():
-            if missing := [array for array in _ARRAYS if f"{name}.{array}" not in arrays]:
+            if missing := [array for array in _ARRAYS if f"{name}.{array}" not in found]:
                 raise ValueError(f"it has no arrays {', '.join(missing)} of {name}")
-            trees[name] = Trees(**{array: arrays[f"{name}.{array}"] for array in _ARRAYS}, depth=depth)
+            trees[name] = Trees(**{array: found[f"{name}.{array}"] for array in _ARRAYS}, depth=depth)
             _check(trees[name], len(plain.features.get(name, ())), np)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise TraceError(f"cannot use the model {path.with_suffix('.npz')}: {reason}.") from None
+    except ValueError as error:
+        raise arrays.cannot_use(path, error) from None
     return trees, card
 
 
@@ -139,18 +107,6 @@ def load(path: Path) -> tuple[dict[str, Trees], dict[str, Any]]:
 class _Card:
     depths: dict[str, int]
     features: dict[str, tuple[str, ...]]
-
-
-def _arrays(data: bytes, np: Any) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            num_bytes = sum(member.file_size for member in archive.infolist())
-        if num_bytes <= _LARGEST_ARRAYS:
-            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                return dict(arrays)
-    except Exception as error:  # of zipfile, zlib, and the Python tokenizer that reads NumPy's headers
-        raise ValueError(f"its arrays are damaged: {error}") from None
-    raise ValueError(f"its arrays would take {num_bytes} bytes, and may at most {_LARGEST_ARRAYS}")
 
 
 def _check(trees: Trees, num_features: int, np: Any) -> None:
