@@ -13,9 +13,9 @@ import pytest
 from foretell.errors import UsageError
 from foretell.evaluation import cases, intervals, metrics, regressor, runner, statistics, tables, times
 from foretell.evaluation.records import Answer, Case, OtherEstimate
-from foretell.records import CONVOLUTION_KINDS, Evidence
+from foretell.records import Evidence
 from foretell.rules import interval
-from foretell.rules.interval import UNRECORDED, Remainder, Remainders, Spread
+from foretell.rules.interval import KINDS, Remainder, Remainders, Spread
 from foretell.runs import Warm
 from foretell.units import GIB, MIB
 
@@ -58,8 +58,7 @@ def an_answer(case: Case, num_bytes: int, *, is_oom: bool = False, **evidence: o
 def one_gib_around(case: Case) -> Remainders:
     """A GiB below and above, two in the request."""
     one, two = Spread(mib=1024.0, of_reserved=0.0), Spread(mib=2048.0, of_reserved=0.0)
-    kinds = (*CONVOLUTION_KINDS, UNRECORDED)
-    return {kind: Remainder(below=one, above=one, request=two) for kind in kinds}
+    return {kind: Remainder(below=one, above=one, request=two) for kind in KINDS}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

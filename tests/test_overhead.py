@@ -11,13 +11,13 @@ from hypothesis import given, settings, strategies
 from foretell import gpus
 from foretell.records import CONVOLUTION_KINDS, Cause, Evidence, LibraryBytes, PeakMemory
 from foretell.rules import guessed_context_bytes, is_eager, library_bytes, loaded_libraries, widened
-from foretell.rules.interval import UNRECORDED, Remainder, Spread, causes_of, remainders
+from foretell.rules.interval import KINDS, Remainder, Spread, causes_of, remainders
 from foretell.units import GIB, MIB
 
 LIBRARIES = LibraryBytes(cublas=18 * MIB, cudnn=250 * MIB, nccl=64 * MIB, cudnn_batch_norm=38 * MIB)
 SPREAD = Spread(mib=1.0, of_reserved=0.1, of_workspaces=2.0)
 CALIBRATED = {
-    kind: Remainder(below=SPREAD, above=SPREAD, request=SPREAD) for kind in (*CONVOLUTION_KINDS, UNRECORDED)
+    kind: Remainder(below=SPREAD, above=SPREAD, request=SPREAD) for kind in KINDS
 }
 
 
@@ -162,7 +162,7 @@ def test_the_shipped_constants_can_be_read_and_widen_in_order() -> None:
         kind="plain", reserved_bytes=GIB, workspace_spread_bytes=100 * MIB, context_bytes=0, is_context_given=True,
         library_bytes=0,
     )  # fmt: skip
-    for kind in (*CONVOLUTION_KINDS, UNRECORDED):
+    for kind in KINDS:
         remainder = remainders()[kind]
         assert remainder.above.bytes_for(evidence) > 0
         assert remainder.below.bytes_for(evidence) > 0

@@ -49,6 +49,7 @@ MAY_IMPORT = {
     "report": NOUNS | {"gpus", "trace", "allocator", "rules"},
     "diff": NOUNS | {"trace", "analysis", "report"},
     "api": NOUNS | {"gpus", "rules", "runs", "trace", "analysis"},
+    "repeats": NOUNS | {"rules", "runs", "trace", "analysis", "api"},
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
     "learn": NOUNS | {"gpus", "virtual", "rules", "inside", "formulas", "runs", "evaluation.workloads"},
     "guessing": NOUNS | {"protocol", "gpus", "rules", "formulas", "runs", "api", "learn"},

@@ -92,6 +92,19 @@ class Cause:
         assert 0 <= self.above_bytes <= self.request_bytes, self
 
 
+RepeatKind = Literal["workspaces", "events", "values", "order"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """A run of the same job with another choice (`--interval simulated`)."""
+
+    kind: RepeatKind
+    name: str
+    moved_bytes: int
+    """Its reserved peak less that of the job unchanged."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What of a run decides how sure its estimate is."""
@@ -112,10 +125,14 @@ class Evidence:
     """How much less the job may take because batches differ in shape."""
     longer_bytes: int = 0
     """How much more."""
+    are_lengths_unknown: bool = False
+    """Batches differ in shape, and larger ones than those seen may come."""
     connection_bytes: int = 0
     """NCCL's buffers, which depend on the topology."""
     undocumented_bytes: int = 0
     """The largest workspace that follows no documentation: of recurrent nets, Fourier transforms, solvers."""
+    repeats: tuple[Repeat, ...] = ()
+    """Where the interval was simulated: the job with other choices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,10 @@ def num_values_only_read(trace: Trace) -> int:
     return sum(read.count for read in trace.unknown_reads if _DECIDES not in read.what)
 
 
+def decides_a_size(what: str) -> bool:
+    return _ASSUMED in what
+
+
 def values_that_decide(known: Known) -> Iterator[str]:
     """One caveat per place, with what decides most: a loop that waits, a size, a branch. All branches share one."""
     whats: dict[str | None, list[str]] = {}

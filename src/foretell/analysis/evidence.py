@@ -34,6 +34,7 @@ def evidence_of(
         library_bytes=library_bytes,
         waiting_bytes=most_waiting_bytes(trace.memory, device=counters.device),
         longer_bytes=max(peaks) - min(peaks) if may_be_longer and peaks else 0,
+        are_lengths_unknown=may_be_longer,
         connection_bytes=_connection_bytes(trace),
         undocumented_bytes=_undocumented_bytes(trace),
     )

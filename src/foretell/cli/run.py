@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain", action="store_true",
         help="show what the interval is made of; CPU engine: also how much each of its rules adds to the peaks",
     )  # fmt: skip
+    job.add_argument(
+        "--interval", choices=["quick", "simulated"], default="quick",
+        help="simulated: run the job again with other choices (workspaces, order of events and batches, unknown sizes) "
+        "and see how far its peak moves; takes up to twice the time (default: quick)",
+    )  # fmt: skip
     result = parser.add_argument_group("output")
     add_files(result)
     add_emit(result)
@@ -81,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from foretell import api
+    from foretell import api, repeats
     from foretell.cli.show import show_causes, show_text
 
     check_targets(targets_of(options) | {"--trace": options.trace})
@@ -106,6 +111,8 @@ def execute(options: argparse.Namespace) -> int:
         if options.keep_writes:
             _keep_writes(folder / "overlay", options.keep_writes)
     estimate, is_json = _with_orders(options, run.trace, _estimate(run)), is_stdout_taken(options)
+    if options.interval == "simulated":
+        estimate = repeats.simulated(run, estimate, say=note)
     show_text(estimate, is_json=is_json)
     if options.advise and estimate.complete:
         try:

@@ -21,7 +21,7 @@ A100_CONTEXT_BYTES = 1429 * MIB
 _A100 = "a100-40gb"
 _NAMED_CNNS = {"vgg16", "resnet50", "mobilenetV2", "efficientnet", "inception"}
 _TIMM_FULL_MIB = 39_000
-_FEW_LINES = 32
+_FEW_LINES, _DRAWS = 32, 4
 
 
 def read(folder: Path, sets: Sequence[str] = ()) -> list[Case]:
@@ -89,7 +89,7 @@ def _named_model(workload: str, tools: Sequence[str]) -> Callable[[str, Row], Ca
 
 def _other_lines(row: Row) -> tuple[tuple[str, ...], ...]:
     """The texts of small batches are not known; in a large batch there is always one of the full length."""
-    seeds = range(1, 4) if int(float(row["batch_size"])) <= _FEW_LINES else ()
+    seeds = range(1, 1 + _DRAWS) if int(float(row["batch_size"])) <= _FEW_LINES else ()
     return tuple(("--lines", str(seed)) for seed in seeds)
 
 
@@ -149,6 +149,9 @@ def _transformer_a100(key: str, row: Row) -> Case | None:
         "batch_size",
     )  # fmt: skip
     arguments = _arguments(row, *columns, dropout="dropout_rate")
+    last = int(row.get("num_samples") or 0) % int(row["batch_size"])
+    if last:
+        arguments += ("--last-batch", str(last))
     return _campaign_case(key, row, "transformer_encoder.py", arguments, ["num_layers", "seq_length"])
 
 

@@ -10,12 +10,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from foretell.evaluation.records import Answer, Case
 from foretell.records import CONVOLUTION_KINDS, Cause, Evidence
-from foretell.rules.interval import UNRECORDED, Remainder, Remainders, Spread, causes_of, remainders
+from foretell.rules.interval import (
+    KINDS,
+    UNRECORDED,
+    VARYING,
+    Remainder,
+    Remainders,
+    Spread,
+    causes_of,
+    kind_of,
+    remainders,
+)
 
 HoldOut = Literal["campaign", "family"]
 FEWEST_RUNS = 30
@@ -28,6 +38,7 @@ _SHAPES = [
     for of_reserved in (0.0, 0.005, 0.01, 0.02, 0.05, 0.1)
     for of_workspaces in (0.0, 0.1, 0.3, 1.0, 3.0)
 ]
+_SHAPES_OF_LENGTHS = [replace(shape, of_workspaces=0.0, of_lengths=shape.of_workspaces) for shape in _SHAPES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +55,15 @@ def causes_for(case: Case, answer: Answer, calibrated: Remainders | None = None)
     """Those of the run, and the unknowns of the measured one. PyTorch's own peak has none."""
     if answer.evidence is None or case.quantity == "allocated":
         return ()
-    known = calibrated or remainders()
-    causes = causes_of(answer.evidence, known)
-    return causes if case.is_script_known else (*causes, _script(known[UNRECORDED], answer.evidence))
+    known, evidence = calibrated or remainders(), _evidence(case, answer.evidence)
+    causes = causes_of(evidence, known)
+    return causes if case.is_script_known else (*causes, _script(known[UNRECORDED], evidence))
+
+
+def _evidence(case: Case, evidence: Evidence | None) -> Evidence:
+    """The batches of a run with draws are not known, even if all draws come out alike."""
+    assert evidence is not None
+    return replace(evidence, are_lengths_unknown=True) if case.draws else evidence
 
 
 def _script(remainder: Remainder, evidence: Evidence) -> Cause:
@@ -81,15 +98,15 @@ def fit(cases: Iterable[Case], answers: Mapping[str, Answer]) -> Remainders:
     """The constants of every kind of which there are enough runs; of the others, those that ship."""
     found = dict(remainders())
     usable = [(case, answers[case.key]) for case in cases if _is_usable(case, answers.get(case.key))]
-    for kind in CONVOLUTION_KINDS:
+    for kind in (*CONVOLUTION_KINDS, VARYING):
         runs = [
             _run(case, answer, {**found, kind: _NOTHING})
             for case, answer in usable
-            if case.is_script_known and answer.evidence is not None and answer.evidence.kind == kind
+            if case.is_script_known and kind_of(_evidence(case, answer.evidence)) == kind
         ]
-        found[kind] = _fitted(runs) or found[kind]
+        found[kind] = _fitted(runs, _SHAPES_OF_LENGTHS if kind == VARYING else _SHAPES) or found[kind]
     runs = [_run(case, answer, {**found, UNRECORDED: _NOTHING}) for case, answer in usable if not case.is_script_known]
-    found[UNRECORDED] = _fitted(runs) or found[UNRECORDED]
+    found[UNRECORDED] = _fitted(runs, _SHAPES) or found[UNRECORDED]
     if not found["asked"].runs:  # nobody has measured runs with a cuDNN that can be asked
         found["asked"] = replace(found["ruled"], runs=0, groups=0)
     return found
@@ -105,7 +122,6 @@ _NOTHING = Remainder(below=_ZERO, above=_ZERO, request=_ZERO)
 
 
 def _run(case: Case, answer: Answer, calibrated: Remainders) -> _Run:
-    assert answer.evidence is not None
     causes = causes_for(case, answer, calibrated)
     below, above = sum(each.below_bytes for each in causes), sum(each.above_bytes for each in causes)
     error = case.measured_bytes - answer.num_bytes
@@ -113,12 +129,12 @@ def _run(case: Case, answer: Answer, calibrated: Remainders) -> _Run:
         set=case.set,
         group=case.family,
         measured_bytes=case.measured_bytes,
-        evidence=answer.evidence,
+        evidence=_evidence(case, answer.evidence),
         beyond_bytes=error - max(-below, min(above, error)),
     )
 
 
-def _fitted(runs: Sequence[_Run]) -> Remainder | None:
+def _fitted(runs: Sequence[_Run], shapes: Sequence[Spread]) -> Remainder | None:
     """Of all shapes those with the narrowest interval, and the lowest request, in the median."""
     if len(runs) < FEWEST_RUNS:
         return None
@@ -130,8 +146,8 @@ def _fitted(runs: Sequence[_Run]) -> Remainder | None:
         ]
         return statistics.fmean([statistics.median(values) for values in _by_set(sizes)])
 
-    below, above = min((_interval(runs, shape) for shape in _SHAPES), key=lambda bounds: width(*bounds))
-    request = min((_request(runs, shape) for shape in _SHAPES), key=width)
+    below, above = min((_interval(runs, shape) for shape in shapes), key=lambda bounds: width(*bounds))
+    request = min((_request(runs, shape) for shape in shapes), key=width)
     groups = {run.group for run in runs}
     return Remainder(below=below, above=above, request=request, runs=len(runs), groups=len(groups))
 
@@ -185,6 +201,7 @@ def _times(shape: Spread, factor: float) -> Spread:
         mib=up(factor * shape.mib, 1),
         of_reserved=up(factor * shape.of_reserved, 4),
         of_workspaces=up(factor * shape.of_workspaces, 3),
+        of_lengths=up(factor * shape.of_lengths, 3),
     )
 
 
@@ -195,12 +212,12 @@ def render(calibrated: Remainders, *, about: str) -> str:
         "# rules/interval.py. Not edited by hand.",
         f"# {about}",
     ]
-    for kind in (*CONVOLUTION_KINDS, UNRECORDED):
+    for kind in KINDS:
         remainder = calibrated[kind]
         parts += ["", f"[{kind}]"]
         for name in ("below", "above", "request"):
             spread: Spread = getattr(remainder, name)
-            terms = f"mib = {spread.mib}, of_reserved = {spread.of_reserved}, of_workspaces = {spread.of_workspaces}"
+            terms = ", ".join(f"{field.name} = {getattr(spread, field.name)}" for field in fields(spread))
             parts.append(f"{name} = {{{terms}}}")
         parts += [f"runs = {remainder.runs}", f"groups = {remainder.groups}"]
     return "\n".join(parts) + "\n"

@@ -3,19 +3,20 @@ it may be.
 
 What can be read off the run or off public measurements is a rule here. What remains, measured minus estimated, is
 calibrated on measured runs: `make calibration` writes it to interval.toml, and docs/accuracy.md says how. Each
-`Spread` has three terms: a constant, a share of PyTorch's reserved memory, and a multiple of how far the peak moves in
-replays with other workspaces of cuDNN (analysis/workspaces.py).
+`Spread` has four terms: a constant, a share of PyTorch's reserved memory, a multiple of how far the peak moves in
+replays with other workspaces of cuDNN (analysis/workspaces.py), and one of how far it moves with batches of other
+shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..records import CONVOLUTION_KINDS, Cause, ConvolutionKind, Evidence
+from ..records import CONVOLUTION_KINDS, Cause, ConvolutionKind, Evidence, Repeat, RepeatKind
 from ..units import MIB
 
 CONSTANTS = Path(__file__).with_name("interval.toml")
@@ -26,10 +27,12 @@ class Spread:
     mib: float
     of_reserved: float
     of_workspaces: float = 0.0
+    of_lengths: float = 0.0
 
     def bytes_for(self, evidence: Evidence) -> int:
         varying = self.of_reserved * evidence.reserved_bytes + self.of_workspaces * evidence.workspace_spread_bytes
-        return max(0, int(self.mib * MIB + varying))
+        lengths = self.of_lengths * (evidence.shorter_bytes + evidence.longer_bytes)
+        return max(0, int(self.mib * MIB + varying + lengths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +47,19 @@ class Remainder:
     groups: int = 0
 
 
+VARYING = "varying"
+"""Runs without convolutions whose batches differ in shape: which blocks are cached depends on the shapes that came
+before."""
 UNRECORDED = "unrecorded"
 """Of measured runs whose script nobody recorded: `foretell evaluate` alone."""
+KINDS = (*CONVOLUTION_KINDS, VARYING, UNRECORDED)
 Remainders = Mapping[str, Remainder]
-"""By `ConvolutionKind`, and of UNRECORDED."""
+"""By the names in KINDS."""
+
+
+def kind_of(evidence: Evidence) -> str:
+    """Of the remainder of a run."""
+    return VARYING if evidence.kind == "plain" and evidence.are_lengths_unknown else evidence.kind
 
 
 @cache
@@ -60,7 +72,7 @@ def remainders() -> Remainders:
     else:
         import tomli as tomllib
     document: dict[str, Any] = tomllib.loads(CONSTANTS.read_text("utf-8"))
-    return {kind: _remainder(document[kind]) for kind in (*CONVOLUTION_KINDS, UNRECORDED)}
+    return {kind: _remainder(document[kind]) for kind in KINDS}
 
 
 def _remainder(table: dict[str, Any]) -> Remainder:
@@ -75,9 +87,24 @@ _LIBRARIES_BYTES = 56 * MIB
 """What libraries load differs between versions: on an A100, 41 MiB and 94 MiB were measured for much the same calls."""
 
 
+def with_repeats(evidence: Evidence, repeats: tuple[Repeat, ...]) -> Evidence:
+    """With what runs of the same job with other choices have shown."""
+    known = replace(evidence, repeats=repeats)
+    orders = [each.moved_bytes for each in repeats if each.kind == "order"]
+    if not orders:
+        return known
+    return replace(known, shorter_bytes=max(0, -min(orders)), longer_bytes=max(0, *orders))
+
+
+def _moved(evidence: Evidence, kind: RepeatKind) -> tuple[int, int] | None:
+    """How far runs with that choice lie below and above; None if there were none."""
+    moved = [each.moved_bytes for each in evidence.repeats if each.kind == kind]
+    return (max(0, -min(moved)), max(0, *moved)) if moved else None
+
+
 def causes_of(evidence: Evidence, calibrated: Remainders | None = None) -> tuple[Cause, ...]:
     """The causes that apply, largest first. `calibrated`: instead of the shipped figures."""
-    remainder = (calibrated or remainders())[evidence.kind]
+    remainder = (calibrated or remainders())[kind_of(evidence)]
     found = [cause for cause in _causes(evidence, remainder) if cause.below_bytes or cause.request_bytes]
     return tuple(sorted(found, key=lambda cause: -cause.below_bytes - cause.request_bytes))
 
@@ -85,12 +112,21 @@ def causes_of(evidence: Evidence, calibrated: Remainders | None = None) -> tuple
 def _causes(evidence: Evidence, remainder: Remainder) -> Iterator[Cause]:
     yield _context(evidence)
     yield _libraries(evidence)
+    earlier, later = _moved(evidence, "events") or (evidence.waiting_bytes, 0)
     yield Cause(
         name="streams",
-        below_bytes=evidence.waiting_bytes,
-        above_bytes=0,
-        request_bytes=0,
+        below_bytes=earlier,
+        above_bytes=later,
+        request_bytes=later,
         why="blocks wait for another stream, which may be done earlier",
+    )
+    fewer, more = _moved(evidence, "values") or (0, 0)
+    yield Cause(
+        name="values",
+        below_bytes=fewer,
+        above_bytes=more,
+        request_bytes=more,
+        why="values that decide sizes are not known: none or all of the elements may count",
     )
     yield Cause(
         name="lengths",
@@ -113,10 +149,11 @@ def _causes(evidence: Evidence, remainder: Remainder) -> Iterator[Cause]:
         request_bytes=evidence.connection_bytes,
         why="what NCCL allocates depends on the topology of the machine",
     )
-    above = remainder.above.bytes_for(evidence)
+    smaller, larger = _moved(evidence, "workspaces") or (0, 0)
+    above = max(larger, remainder.above.bytes_for(evidence))
     yield Cause(
         name="remainder" if evidence.kind == "plain" else "convolutions",
-        below_bytes=remainder.below.bytes_for(evidence),
+        below_bytes=max(smaller, remainder.below.bytes_for(evidence)),
         above_bytes=above,
         request_bytes=max(above, remainder.request.bytes_for(evidence)),
         why=_WHYS[evidence.kind],

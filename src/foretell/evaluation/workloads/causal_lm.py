@@ -46,12 +46,13 @@ def make_optimizer(name: str, parameters: object) -> torch.optim.Optimizer:
 
 
 def batch_length(batch_size: int, generator: random.Random, longest: int) -> int:
-    """Of a batch of lines of WikiText-2, padded to its longest and cut: about a third of the lines are empty, a sixth
-    are headings, and paragraphs have 78 tokens in the median: one line in ten is cut."""
+    """Of a batch of lines of WikiText-2, padded to its longest and cut. Of its 36,718 lines for training about a third
+    are empty and a sixth are headings; its 2.39 million tokens (of GPT-2) make 134 for each of the other lines. So one
+    line in five is cut at 128."""
 
     def line() -> int:
         kind = generator.random()
-        return 2 if kind < 0.36 else 8 if kind < 0.53 else round(generator.lognormvariate(4.36, 0.6))
+        return 2 if kind < 0.36 else 8 if kind < 0.53 else round(generator.lognormvariate(4.72, 0.6))
 
     return min(longest, max(line() for _ in range(batch_size)))
 

@@ -32,6 +32,7 @@ def main() -> None:
     for name in (*sizes, "batch-size"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--last-batch", type=int, default=0, help="size of the last batch of the epoch")
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
 
@@ -44,9 +45,10 @@ def main() -> None:
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model.train()
-    for _ in range(options.steps):
-        inputs = torch.randint(0, options.vocab_size, shape)
-        labels = torch.randint(0, options.num_classes, (options.batch_size,))
+    whole = [options.batch_size] * options.steps
+    for batch_size in [*whole, options.last_batch, *whole] if options.last_batch else whole:
+        inputs = torch.randint(0, options.vocab_size, (batch_size, options.seq_length))
+        labels = torch.randint(0, options.num_classes, (batch_size,))
         inputs, labels = inputs.cuda(), labels.cuda()
         optimizer.zero_grad()
         outputs = model(inputs)

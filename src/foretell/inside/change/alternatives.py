@@ -30,6 +30,7 @@ def install(capture: Capture, torch: Any) -> None:
         "drop-last": _drop_last,
         "dataloader-batch-size": lambda capture, torch, value: LoaderBatches(capture, value).install(torch),
         "cudnn-benchmark": _no_benchmark,
+        "shuffle": _shuffle,
     }
     for word in capture.options.alternatives:
         name, _, value = word.partition("=")
@@ -246,3 +247,38 @@ def _no_benchmark(capture: Capture, torch: Any, _: str) -> None:
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(switch_off)
     capture.patches.added("a hook before each forward", hook.remove)
+
+
+def _shuffle(capture: Capture, torch: Any, seed: str) -> None:
+    """Samples are drawn in another order where the script has them shuffled."""
+    done = Noted(capture, "shuffle")
+
+    def randomly(original: Any) -> Any:
+        @wraps(original)
+        def iterate(sampler: Any) -> Any:
+            own = sampler.generator
+            sampler.generator = torch.Generator()
+            sampler.generator.manual_seed(int(seed))
+            done()
+            try:
+                yield from original(sampler)
+            finally:
+                sampler.generator = own
+
+        return iterate
+
+    def by_rank(original: Any) -> Any:
+        @wraps(original)
+        def iterate(sampler: Any) -> Any:
+            own = sampler.seed
+            sampler.seed = own + int(seed)
+            done()
+            try:
+                return original(sampler)  # the order is drawn in the call
+            finally:
+                sampler.seed = own
+
+        return iterate
+
+    capture.patches.wrap(torch.utils.data.RandomSampler, "__iter__", randomly)
+    capture.patches.wrap(torch.utils.data.distributed.DistributedSampler, "__iter__", by_rank)
