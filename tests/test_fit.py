@@ -19,11 +19,13 @@ from foretell.cli.fit import _names
 from foretell.errors import ScriptError, UnsupportedError, UsageError
 from foretell.jobs import CaptureOptions, Job
 from foretell.plan import fit as module
-from foretell.plan import fit_text
+from foretell.plan import fit_text, variants
 from foretell.plan.fit import Fit, fit_job, select
 from foretell.plan.variants import Outcome
 from foretell.records import Estimate, Gpu, OutOfMemory, PeakMemory
 from foretell.runs import Warm
+from foretell.time import performance_of
+from foretell.time.work import Item, Work
 from foretell.units import GIB, MIB
 
 ARCH_LIST = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
@@ -58,6 +60,7 @@ def find(
     cards: Iterable[str] | None = None,
     *,
     is_exact: bool = False,
+    is_timed: bool = False,
 ) -> tuple[Fit, list[Gpu]]:
     """The result, and the cards of the runs in their order."""
     ran: list[Gpu] = []
@@ -73,7 +76,8 @@ def find(
             return [behaviour(job.gpu) for job in jobs]
 
     monkeypatch.setattr(module, "Variants", Variants)
-    return fit_job(JOB, select(cards), is_exact=is_exact), ran
+    job = replace(JOB, options=CaptureOptions(time=is_timed))
+    return fit_job(job, select(cards), is_exact=is_exact), ran
 
 
 def verdicts(fit: Fit) -> dict[str, str]:
@@ -247,10 +251,7 @@ def test_the_table_fits_into_80_columns_and_a_reason_stands_once(monkeypatch: py
 
     cards = select(["t4", "gtx-1080", "rtx-3060", "rtx-3080", "rtx-3090", "a100-pcie-80gb", "h100", "b200"], mig=True)
     found, _ = find(monkeypatch, behaviour, [gpu.name for gpu in cards])
-    console = Console(file=io.StringIO(), width=80, color_system=None)
-    fit_text.render(found, console)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = rendered(found)
     lines = [line.rstrip() for line in text.splitlines()]
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if line.startswith(" a100-pcie-80gb:3g.40gb")] == [
@@ -259,6 +260,62 @@ def test_the_table_fits_into_80_columns_and_a_reason_stands_once(monkeypatch: py
     assert text.count("KeyError") == 1
     assert "last line" not in text
     assert "…" not in text
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+STEP = Work(
+    items=(Item(kernel_class="elementwise", name="aten::add", issued_us=0, bytes=1e10),), kind="training",
+    loader_us=0.0, has_workers=False, wall_us=1e4, num_samples=32, num_graphs=0,
+)  # fmt: skip
+
+
+def test_one_run_gives_the_time_on_every_card_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def behaviour(gpu: Gpu) -> Outcome:
+        return replace(outcome(gpu, reserved=9 * GIB), work=STEP)
+
+    cards = ["rtx-3060", "rtx-3090", "rtx-3070"]
+    found, ran = find(monkeypatch, behaviour, cards, is_timed=True)
+    assert "rtx-3090" not in [gpu.name for gpu in ran[2:]]  # it has no run of its own but that of its kind
+    by_name = {card.gpu.name: card for card in found.cards}
+    for name in ("rtx-3060", "rtx-3090"):
+        own = performance_of(STEP, gpus.find(name))
+        assert by_name[name].performance == own
+    assert by_name["rtx-3070"].performance is None  # it does not fit
+    assert found.fastest is by_name["rtx-3090"]
+    document = found.document()
+    assert document["fastest"] == "rtx-3090"
+    timed = {card["gpu"]: card.get("time", {}).get("step_ms") for card in document["cards"]}
+    assert timed["rtx-3060"] > 2 * timed["rtx-3090"]
+    assert timed["rtx-3070"] is None
+    text = rendered(found)
+    assert "A step takes least on rtx-3090: about " in text
+    assert "copies" not in text
+
+
+def test_why_there_are_no_times_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = find(monkeypatch, lambda gpu: outcome(gpu, reserved=GIB), ["rtx-3060"], is_timed=True)
+    assert found.fastest is None
+    assert [note for note in found.notes if note.startswith("no step times: no second training step")]
+    assert "copies" in rendered(found)
+
+
+def test_an_outcome_is_stored_with_its_time_and_work() -> None:
+    estimate = outcome(JOB.gpu, reserved=GIB).estimate
+    assert estimate is not None
+    timed = Outcome(estimate=replace(estimate, performance=performance_of(STEP, JOB.gpu)), work=STEP)
+    again = variants._read(json.loads(json.dumps(variants._written(timed))))
+    assert again is not None
+    assert again.work == STEP
+    assert again.estimate is not None
+    assert again.estimate.performance == performance_of(STEP, JOB.gpu)
+
+
+def rendered(found: Fit) -> str:
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    fit_text.render(found, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 # --- which cards ------------------------------------------------------------------------------------------------------

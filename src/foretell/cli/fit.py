@@ -10,6 +10,7 @@ from foretell.cli.files import check_targets, is_stdout_taken, write
 from foretell.cli.jobs import add_job, job_of, prepare
 from foretell.cli.settings import add_emit, check_emit, print_settings
 from foretell.cli.terminal import say
+from foretell.cli.time import add_time
 
 __all__ = ["add_arguments", "execute", "prepare"]
 
@@ -20,6 +21,7 @@ examples:
   foretell fit --class datacenter --min-memory 24GB train.py
   foretell fit --gpus rtx-3060,rtx-4090,24GiB,sm86 train.py
   foretell fit --gpus a100-80gb,h100 --mig --json fit.json train.py
+  foretell fit --time --class datacenter train.py
   foretell fit --class datacenter --emit skypilot train.py
 
 exit codes: 0 the job fits on at least one of the GPUs; 3 on none; 1 the script itself failed on all of them;
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--exact", action="store_true", help="run the job on every GPU, instead of once for all that are alike"
     )
     add_job(parser, has_gpu=False)
+    add_time(parser)
     result = parser.add_argument_group("output")
     result.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     add_emit(result)

@@ -28,13 +28,15 @@ from foretell import api, gpus
 from foretell.errors import ScriptError, UnsupportedError, UsageError
 from foretell.jobs import Job
 from foretell.plan.variants import Outcome, Variants
-from foretell.records import Estimate, Gpu, GpuClass, Need
+from foretell.records import Estimate, Gpu, GpuClass, Need, Performance
 from foretell.report import json as json_report
+from foretell.report import performance as performance_report
 from foretell.rules import widened
 from foretell.rules.architectures import has_kernels_for
 from foretell.rules.capacity import Capacity
 from foretell.rules.interval import causes_of
 from foretell.runs.pool import Workers
+from foretell.time import performance_where_known, why_work_unknown
 from foretell.units import TIB, parse_bytes
 
 SCHEMA = "foretell.fit/1"
@@ -64,6 +66,9 @@ class CardFit:
     """Why it cannot run, or where it ran out of memory."""
     is_run: bool = False
     """The job ran on exactly this card. Otherwise the numbers are those of the cards of its kind."""
+    performance: Performance | None = None
+    """Time and utilization of a step, of the work that a run on this card or on one of its kind recorded; None: not
+    asked for, not known, or it does not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +86,31 @@ class Fit:
         """The card with the least memory that the job fits on; if it fits nowhere, the least on which it is tight."""
         return _smallest(self.cards)
 
+    @property
+    def fastest(self) -> CardFit | None:
+        """The card on which a step takes least; None if no time is known."""
+        timed = [card for card in self.cards if card.performance is not None]
+        return min(timed, key=_step_ms, default=None)
+
     def to_json(self) -> str:
         return json.dumps(self.document(), indent=2)
 
     def document(self) -> dict[str, Any]:
-        smallest = self.smallest
+        smallest, fastest = self.smallest, self.fastest
         return {
             "schema": SCHEMA,
             "smallest": smallest.gpu.name if smallest else None,
+            "fastest": fastest.gpu.name if fastest else None,
             "cards": [_document(card) for card in self.cards],
             "num_runs": self.num_runs,
             "notes": list(self.notes),
             "estimate": json_report.document(self.estimate),
         }
+
+
+def _step_ms(card: CardFit) -> float:
+    assert card.performance is not None
+    return card.performance.time.step_ms
 
 
 def _smallest(cards: Sequence[CardFit]) -> CardFit | None:
@@ -116,6 +133,7 @@ def _document(card: CardFit) -> dict[str, Any]:
         "num_sms": gpu.num_sms,
         "slices_per_card": gpus.slices_per_card(gpu),
         "is_run": card.is_run,
+        **(performance_report.document(card.performance) if card.performance else {}),
     }
 
 
@@ -248,11 +266,21 @@ class _Search:
         if guessed:
             self._notes.append(f"memory and SMs of {', '.join(guessed)} are guesses")
         found = [self._judge(gpu) for gpu in self._cards]
+        if self._job.options.time and any(card.verdict in ("fits", "tight") for card in found):
+            self._note_times(found)
         fit = Fit(
             cards=tuple(found), estimate=self._any_estimate(), num_runs=len(self._of_kind) + len(self._of_card),
             notes=tuple(self._notes),
         )  # fmt: skip
         return replace(fit, estimate=self._estimate_of(fit.smallest))
+
+    def _note_times(self, found: Sequence[CardFit]) -> None:
+        """Say why there are no times, or what they assume."""
+        timed = [card.performance for card in found if card.performance is not None]
+        if not timed:
+            works = [outcome.work for outcome in self._outcomes() if outcome.kind == "fits"]
+            self._notes.append(f"no step times: {next(filter(None, map(why_work_unknown, works)), 'not known')}")
+        self._notes += dict.fromkeys(caveat for each in timed for caveat in each.caveats if "power of" not in caveat)
 
     def _explore(self, cards: Sequence[Gpu]) -> None:
         """Run it on as few of the cards as tell about all."""
@@ -417,7 +445,14 @@ class _Search:
             copies=copies,
             reason=reason,
             is_run=gpu.name in self._of_card,
+            performance=None if is_oom else self._performance(gpu),
         )
+
+    def _performance(self, gpu: Gpu) -> Performance | None:
+        """Of the work that the same kind of card is given, on this card."""
+        outcome = self._of_card.get(gpu.name) or self._expected(gpu)
+        work = outcome.work if outcome is not None else None
+        return performance_where_known(work, gpu, host_factor=self._job.options.host_factor)
 
     def _outcomes(self) -> list[Outcome]:
         return [*self._of_card.values(), *(outcome for _, outcome in self._of_kind.values())]

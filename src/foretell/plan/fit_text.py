@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretell.plan.fit import CardFit, CardVerdict, Fit
+from foretell.report.performance import duration, interval
 from foretell.units import GIB, format_bytes
 
 _WORDS: dict[CardVerdict, tuple[str, str]] = {
@@ -20,21 +21,29 @@ _WORDS: dict[CardVerdict, tuple[str, str]] = {
 """Verdict in words, and its style."""
 _LEGEND = (
     "Sizes in GiB. needs: as in nvidia-smi; spare: what is left after the request, which is enough for 99 % of runs; "
-    "tight: it fits, but the request does not; copies: side by side, each with its own CUDA context."
+    "tight: it fits, but the request does not; "
 )
+_OF_COPIES = "copies: side by side, each with its own CUDA context."
+
+_OF_TIMES = "step: how long a training step takes there, a model of the GPU; --json has the interval of each."
 
 
 def render(fit: Fit, console: Console) -> None:
     console.print(Text(headline(fit), style="bold"))
+    if fit.fastest is not None and fit.fastest.performance is not None:
+        time = fit.fastest.performance.time
+        takes = f"{duration(time.step_ms)} ({interval(time.step_low_ms, time.step_high_ms)})"
+        console.print(Text(f"A step takes least on {fit.fastest.gpu.name}: about {takes}."))
     ran = [card for card in fit.cards if card.verdict in ("fits", "tight", "oom")]
     if ran:
         console.print(_table(ran))
     for line in _others(fit):
         console.print(line)
-    console.print(Text(_LEGEND, style="bright_black"))
+    timed = fit.fastest is not None
+    console.print(Text(_LEGEND + (_OF_TIMES if timed else _OF_COPIES), style="bright_black"))
     runs = "1 run" if fit.num_runs == 1 else f"{fit.num_runs} runs"
     console.print(Text(f"{runs} of the job, torch {fit.estimate.torch_version}.", style="bright_black"))
-    for note in (*fit.notes, *fit.estimate.caveats):
+    for note in dict.fromkeys((*fit.notes, *fit.estimate.caveats)):
         console.print(Text(f"note: {note}"))
     if fit.estimate.ended_by is not None:
         console.print(Text(f"incomplete: {fit.estimate.ended_by.message}", style="yellow"))
@@ -64,7 +73,8 @@ def headline(fit: Fit) -> str:
 def _table(cards: list[CardFit]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))  # 80 columns, with slices
     table.add_column("GPU", no_wrap=True)
-    for title in ("memory", "needs", "spare", "copies"):
+    is_timed = any(card.performance for card in cards)
+    for title in ("memory", "needs", "spare", "step" if is_timed else "copies"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for card in cards:
@@ -74,10 +84,14 @@ def _table(cards: list[CardFit]) -> Table:
             _size(card.gpu.total_bytes),
             _size(card.device_bytes),
             _size(card.spare_bytes),
-            str(card.copies) if card.copies else "-",
+            _time(card) if is_timed else str(card.copies) if card.copies else "-",
             Text(word, style=style),
         )
     return table
+
+
+def _time(card: CardFit) -> str:
+    return "-" if card.performance is None else duration(card.performance.time.step_ms)
 
 
 def _size(size: int | None) -> str:

@@ -15,10 +15,11 @@ from foretell.errors import ForetellError, ScriptError, TraceError, UnsupportedE
 from foretell.jobs import Job
 from foretell.plain import from_plain, to_plain
 from foretell.protocol.journal import lines_of
-from foretell.records import Estimate
+from foretell.records import Estimate, Performance
 from foretell.runs import OUTPUT, Pool, Store, Warm, state_of_code
 from foretell.runs.environment import private_cache
 from foretell.runs.pool import Workers
+from foretell.time import Work, work_of
 
 _CHANGES_A_RESULT = (".py", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini")
 _NOT_ENTERED = ("node_modules", "build")
@@ -41,6 +42,8 @@ class Outcome:
     """What the script's torch has kernels for: `sm_80`; empty with the CPU engine, which needs none."""
     card_queries: tuple[str, ...] = ()
     """What the script has asked about the card that can decide what it does: `the card's memory, at train.py:12`."""
+    work: Work | None = None
+    """Of a step, if its time was asked for and it was recorded."""
 
     @property
     def kind(self) -> Literal["fits", "oom", "failed", "unsupported"]:
@@ -149,6 +152,8 @@ def _run(item: tuple[Job, bool], warm: Warm | None) -> Outcome:
             arch_list = run.trace.arch_list if run.trace.engine == "virtual" else ()
             known = Outcome(arch_list=arch_list, card_queries=run.trace.card_queries)
             estimate = run.estimate
+            if job.options.time and estimate.verdict == "fits":
+                known = replace(known, work=work_of(run.trace))
             not_made = _wanted_changes(job) - {line["name"] for line in lines_of(folder, "alternative")}
             if not_made and estimate.verdict == "fits":  # a run out of memory may not have come to the optimizer
                 names = ", ".join(sorted(not_made))
@@ -183,14 +188,17 @@ def _summary(kind: str, estimate: Estimate) -> object:
 def _written(outcome: Outcome) -> object:
     estimate = outcome.estimate
     document = to_plain(replace(outcome, estimate=None))
-    return document if estimate is None else {**document, "estimate": estimate.to_json()}
+    if estimate is None:
+        return document
+    return {**document, "estimate": estimate.to_json(), "performance": to_plain(estimate.performance)}
 
 
 def _read(document: object) -> Outcome | None:
     """None: a damaged line."""
     try:
         if isinstance(document, dict) and isinstance(document.get("estimate"), str):
-            estimate = Estimate.from_json(document["estimate"])
+            performance = from_plain(Performance, found) if (found := document.pop("performance", None)) else None
+            estimate = replace(Estimate.from_json(document["estimate"]), performance=performance)
             return replace(from_plain(Outcome, {**document, "estimate": None}), estimate=estimate)
         return from_plain(Outcome, document)
     except (ValueError, TraceError):

@@ -54,7 +54,11 @@ class Outcome:
 def performance(trace: Trace, gpu: Gpu, *, host_factor: float | None = None) -> Performance | None:
     """None if the operators of no step were recorded, or most of its work is of unknown kernels; `why_unknown` says
     which."""
-    work = work_of(trace)
+    return performance_where_known(work_of(trace), gpu, host_factor=host_factor)
+
+
+def performance_where_known(work: Work | None, gpu: Gpu, *, host_factor: float | None = None) -> Performance | None:
+    """As `performance`, of the work of a trace."""
     if work is None or _why_not(work) is not None:
         return None
     return performance_of(work, gpu, host_factor=host_factor)
@@ -62,7 +66,10 @@ def performance(trace: Trace, gpu: Gpu, *, host_factor: float | None = None) -> 
 
 def why_unknown(trace: Trace) -> str | None:
     """Why there is no time of this trace."""
-    work = work_of(trace)
+    return why_work_unknown(work_of(trace))
+
+
+def why_work_unknown(work: Work | None) -> str | None:
     return "no second training step, and no second pass of a model, was recorded" if work is None else _why_not(work)
 
 
