@@ -44,7 +44,7 @@ struct PointerAttributes { int type, device; void *device_pointer, *host_pointer
 int cudaPointerGetAttributes(struct PointerAttributes *, const void *);
 void foretell_know(uintptr_t, size_t), foretell_forget(uintptr_t, size_t), foretell_abandon(uintptr_t, size_t),
     foretell_publish(uintptr_t, size_t), foretell_real_copies(int), foretell_read_known(uintptr_t, size_t, uint8_t *),
-    foretell_write_known(uintptr_t, size_t, const uint8_t *);
+    foretell_write_known(uintptr_t, size_t, const uint8_t *), foretell_drain(int);
 int foretell_is_known(uintptr_t, size_t), foretell_is_any_known(uintptr_t, size_t), foretell_unimplemented_count(void);
 const char *foretell_unimplemented_name(int);
 int cudnnBackendCreateDescriptor(int, void **), cudnnBackendDestroyDescriptor(void *), cudnnBackendFinalize(void *),
@@ -260,6 +260,34 @@ static void an_event_is_complete_after_a_synchronisation_or_1024_launches(void) 
     while (cudaEventQuery(other) == 600) patience++; /* a host that polls is not left waiting for ever */
     CHECK(patience > 0 && patience <= 64);
     CHECK(cudaEventDestroy(event) == 0 && cudaEventDestroy(other) == 0 && cudaStreamDestroy(stream) == 0);
+    cudaGetLastError();
+}
+
+typedef struct { void *event; int num_questions, last_answer; } Watching;
+static void *watch(void *given) {
+    Watching *watching = given;
+    for (int i = 0; i < watching->num_questions; i++) watching->last_answer = cudaEventQuery(watching->event);
+    return NULL;
+}
+static int answer_to_a_watchdog(void *event, int num_questions) {
+    Watching watching = {event, num_questions, -1};
+    pthread_t thread;
+    pthread_create(&thread, NULL, watch, &watching);
+    pthread_join(thread, NULL);
+    return watching.last_answer;
+}
+
+static void questions_of_a_thread_that_launches_nothing_do_not_count(void) {
+    void *event;
+    launch(1);
+    CHECK(cudaEventCreateWithFlags(&event, 0) == 0 && cudaEventRecord(event, NULL) == 0);
+    CHECK(answer_to_a_watchdog(event, 200) == 600 && cudaEventQuery(event) == 600);
+    launch(2000);
+    CHECK(answer_to_a_watchdog(event, 1) == 600 && cudaEventQuery(event) == 0);
+    foretell_drain(1);
+    CHECK(answer_to_a_watchdog(event, 1) == 0);
+    foretell_drain(0);
+    CHECK(cudaEventDestroy(event) == 0);
     cudaGetLastError();
 }
 
@@ -542,6 +570,7 @@ int main(int count, char **arguments) {
     RULE(another_process_maps_the_memory_and_what_is_known_of_it);
     RULE(a_forked_child_writes_to_a_copy);
     RULE(an_event_is_complete_after_a_synchronisation_or_1024_launches);
+    RULE(questions_of_a_thread_that_launches_nothing_do_not_count);
     RULE(a_capture_becomes_a_graph);
     RULE(impossible_launches_are_refused);
     RULE(what_an_extensions_kernel_may_write_is_forgotten);

@@ -51,6 +51,10 @@ class Ranks:
 
         for module in (torch.distributed, torch.distributed.distributed_c10d):
             self._capture.patches.wrap(module, "init_process_group", joining)
+            if is_virtual:
+                self._capture.patches.wrap(module, "destroy_process_group", _draining)
+        if is_virtual:
+            self._capture.before_end.append(lambda: ctypes.CDLL(None).foretell_drain(1))
 
     def _join(self, rank: int, world_size: int) -> None:
         if world_size < 2 or self._joined == (rank, world_size):
@@ -71,6 +75,21 @@ class Ranks:
 
     def _agree(self, what: str, answer: bool) -> bool:
         return bool(self._library.foretell_agree(QUESTIONS[what], answer))
+
+
+def _draining(original: Any) -> Any:
+    """It waits until ProcessGroupNCCL's watchdog has seen all work end."""
+
+    @wraps(original)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        library = ctypes.CDLL(None)  # the preloaded virtual GPU
+        library.foretell_drain(1)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            library.foretell_drain(0)
+
+    return destroy_process_group
 
 
 def rank_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int]:

@@ -3,13 +3,16 @@
  * When is an event complete? "early": at once. "late" (the default): when the host has waited for it (synchronised
  * its stream or its device), or when 1,024 more launches were queued (a real launch queue holds about that many, so
  * the GPU cannot be further behind), or when the host has asked 64 times without giving new work (it is waiting).
- * A thread that gives no work at all (ProcessGroupNCCL's watchdog) asks ten times a second, so a few questions without
- * new work mean that the host is idle, or waits for the watchdog at its end.
+ * A thread that gives no work at all (ProcessGroupNCCL's watchdog) asks by the wall clock, so its questions do not
+ * count. It learns of the rest when the host wants it to finish (host_drains), or has been idle for long: then the host
+ * may wait for the watchdog.
  * PyTorch reuses a block that another stream has used only after its event is complete, so "late" is the upper bound
  * for memory. */
 #include "cuda/streams.h"
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include "libraries/exchange.h"
 #include "memory/memory.h"
 
 #define INVALID fail(ERROR_INVALID_VALUE)
@@ -18,8 +21,11 @@
 #define EVENT_MAGIC 0x6576656eu
 #define GRAPH_MAGIC 0x67726170u
 #define QUEUE_DEPTH 1024
+#define WATCHED_DEPTH (64 * QUEUE_DEPTH) /* for a thread that gives no work: when it asks is left to chance */
 #define PATIENCE 64
-#define IDLE_QUESTIONS 3
+#define IDLE_LOOKS 20 /* so often in a row there was no new work, and the process used hardly any CPU time */
+#define LOOK_MICROSECONDS 90000
+#define BUSY_MICROSECONDS 5000
 #define CAPTURE_UNSUPPORTED 900
 
 struct Graph { uint32_t magic; uint64_t id; size_t num_nodes; bool is_executable; };
@@ -237,6 +243,31 @@ EXPORT int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags UN
 
 EXPORT int cudaEventRecord(void *event, void *stream) { return cudaEventRecordWithFlags(event, stream, 0); }
 
+static int draining; /* threads */
+void foretell_drain(int is_wanted) { __atomic_add_fetch(&draining, is_wanted ? 1 : -1, __ATOMIC_RELAXED); }
+
+static int64_t microseconds(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+/* Asked with the lock held. A host that computes, or waits for other ranks, is not idle. */
+static bool is_host_idle(void) {
+    static uint64_t launches_then;
+    static int64_t looked, cpu_then;
+    static int num_idle;
+    int64_t now = microseconds(CLOCK_MONOTONIC), cpu = microseconds(CLOCK_PROCESS_CPUTIME_ID);
+    if (launches != launches_then) num_idle = 0;
+    if (launches != launches_then || now - looked >= LOOK_MICROSECONDS) {
+        num_idle = cpu - cpu_then < BUSY_MICROSECONDS && !waits_for_ranks() ? num_idle + 1 : 0;
+        launches_then = launches;
+        looked = now;
+        cpu_then = cpu;
+    }
+    return num_idle > IDLE_LOOKS;
+}
+
 static bool is_complete(Event *e) {
     lock();
     uint64_t now = launches, synced = 0;
@@ -244,9 +275,13 @@ static bool is_complete(Event *e) {
     if (!answer) {
         Device *d = device_state(e->stream->device);
         synced = e->stream->synced > d->synced ? e->stream->synced : d->synced;
-        if (e->asked_at != now) e->asked_at = now, e->queries = 0;
-        answer = synced >= e->at || now - e->at >= QUEUE_DEPTH ||
-            ++e->queries > (has_launched ? PATIENCE : IDLE_QUESTIONS);
+        answer = synced >= e->at;
+        if (!answer && has_launched) {
+            if (e->asked_at != now) e->asked_at = now, e->queries = 0;
+            answer = now - e->at >= QUEUE_DEPTH || ++e->queries > PATIENCE;
+        } else if (!answer) {
+            answer = now - e->at >= WATCHED_DEPTH || draining > 0 || is_host_idle();
+        }
     }
     unlock();
     return answer;

@@ -38,9 +38,11 @@ typedef struct {
 
 static Board *board;
 static int own_rank = -1, own_pid;
+static int num_waiting; /* threads of this process */
 static __thread char trouble[2048];
 
 const char *last_trouble(void) { return trouble; }
+bool waits_for_ranks(void) { return __atomic_load_n(&num_waiting, __ATOMIC_RELAXED) > 0; }
 
 static bool path_in_ranks(char *path, const char *name) {
     const char *folder = log_folder();
@@ -254,6 +256,7 @@ static Message hear_for(int patience, uint64_t communicator, int from, int to, P
         snprintf(slot->what, sizeof slot->what, "%s", what);
     }
     now_is(WAITS);
+    __atomic_add_fetch(&num_waiting, 1, __ATOMIC_RELAXED);
     uint64_t changes = 0, before = 0;
     for (int looks = 0;;) {
         struct timespec pause = {.tv_nsec = LOOK_MILLISECONDS * 1000000L};
@@ -273,6 +276,7 @@ static Message hear_for(int patience, uint64_t communicator, int from, int to, P
         before = changes;
         if (looks >= patience) break;
     }
+    __atomic_add_fetch(&num_waiting, -1, __ATOMIC_RELAXED);
     now_is(RUNS);
     return message;
 }

@@ -29,6 +29,7 @@ bool tell(uint64_t communicator, int from, int to, int64_t subject, const void *
 /* Waits for the next message. `what`: for whoever wonders what this rank is doing. */
 Message hear(uint64_t communicator, int from, int to, Place *place, const char *what);
 const char *last_trouble(void);
+bool waits_for_ranks(void); /* a thread of this process */
 
 /* Told by the Python side: that this process is a rank, and how it ends. */
 EXPORT void foretell_join(int rank, int world_size);
