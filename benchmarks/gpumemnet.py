@@ -169,7 +169,7 @@ def read(options: argparse.Namespace, name: str, console: Console) -> list[Examp
     folder = private_cache("evaluations", os.environ)
     if folder is None:
         raise UsageError("there is no cache folder to keep descriptions in (~/.cache).")
-    store = Store(folder / "descriptions.jsonl", state=state_of_description())
+    store = Store(folder / "descriptions.jsonl", state=state_of_description(of_any_script=True))
 
     def show(done: int, total: int) -> None:
         if done % 100 == 0 or done == total:
