@@ -141,14 +141,8 @@ class _Reader:
             if self._step.kind == "inference":
                 item.phase = "evaluation"
             item.module = self._modules.at(item.issued_us)
-        loader_us: float = sum(
-            self._trace.operators.end_us[row] - self._trace.operators.begin_us[row]
-            for row, number in enumerate(self._trace.operators.signature)
-            if _LOADER in self._trace.signatures[number]
-        )
-        # While another process had the CPU, the loader did not load.
         wall_us = self._step.end_us - self._step.begin_us
-        loader_us *= max(0.05, 1.0 - self._step.delay_us / max(1, wall_us))
+        loader_us = sum(_loading(self._trace, self._step).values())
         batches = [b for b in self._trace.batches if b.step == self._step.step]
         graphs = self._trace.library
         names = self._trace.names
@@ -364,31 +358,55 @@ def _add_host(items: Sequence[Item], trace: Trace, step: RecordedStep) -> tuple[
     """What the host does before each item: operators it calls, and the script's own time. Returns that of the end."""
     operators, begin_us, end_us, cpu_us = trace.operators, step.begin_us, step.end_us, step.cpu_us
     times = [item.issued_us for item in items]
+    loading = _loading(trace, step)
     counts, own, loader = [0] * (len(items) + 1), [0.0] * (len(items) + 1), [0.0] * (len(items) + 1)
     is_on_gpu = [bool(parse(text).on_gpu) for text in trace.signatures]
     covered = begin_us
+    loaded_until = begin_us
     for row, number in enumerate(operators.signature):
         begin, end = operators.begin_us[row], operators.end_us[row]
         at = bisect_right(times, begin)
-        is_loader = _LOADER in trace.signatures[number]
         if operators.parent[row] < 0 and operators.thread[row] == 0:
             if begin - covered > LONG_GAP_US:
                 own[at] += begin - covered - LONG_GAP_US
             covered = max(covered, end)
-            has_no_gpu = not is_on_gpu[number] and bisect_right(times, end) == at
-            if (has_no_gpu and end - begin > LONG_OPERATOR_US) or is_loader:
-                (loader if is_loader else own)[at] += end - begin
+            if row in loading:
+                loader[at] += loading[row]
+                loaded_until = max(loaded_until, end)
                 continue
-        counts[at] += 1
+            has_no_gpu = not is_on_gpu[number] and bisect_right(times, end) == at
+            if has_no_gpu and end - begin > LONG_OPERATOR_US:
+                own[at] += end - begin
+                continue
+        if operators.thread[row] or begin >= loaded_until:  # what a loader calls is in its time
+            counts[at] += 1
     if items and end_us - covered > LONG_GAP_US:
         own[-1] += end_us - covered - LONG_GAP_US
     # The clock also ran while other processes had the CPU; waiting for a loader is no work of this process.
-    worked = max(0.0, cpu_us - HOOKED_OPERATOR_US * sum(counts))
+    worked = max(0.0, cpu_us - step.loading_us - HOOKED_OPERATOR_US * sum(counts))
+    # A long gap may be one in which another process had the CPU.
+    worked = min(worked, max(0.0, sum(own) - step.delay_us))
     share = min(1.0, worked / max(1.0, sum(own)))
-    undelayed = max(0.05, 1.0 - step.delay_us / max(1, end_us - begin_us))
     for item, count, own_us, loader_us in zip(items, counts, own, loader, strict=False):
-        item.num_operators, item.host_us = count, share * own_us + undelayed * loader_us
-    return counts[-1], share * own[-1] + undelayed * loader[-1]
+        item.num_operators, item.host_us = count, share * own_us + loader_us
+    return counts[-1], share * own[-1] + loader[-1]
+
+
+def _loading(trace: Trace, step: RecordedStep) -> dict[int, float]:
+    """How long each delivery of a batch took in the step, by the row of its operator: as it was measured of other
+    batches without hooks, or here, less the time in which another process had the CPU."""
+    operators = trace.operators
+    rows = [row for row, number in enumerate(operators.signature) if _LOADER in trace.signatures[number]]
+    shapes = {batch.shape for batch in trace.batches if batch.step == step.step}
+    measured = [batch.took_us for batch in trace.batches if batch.took_us is not None and batch.shape in shapes]
+    if measured:
+        return dict.fromkeys(rows, float(min(measured)))
+    return {row: _undelayed(step) * (operators.end_us[row] - operators.begin_us[row]) for row in rows}
+
+
+def _undelayed(step: RecordedStep) -> float:
+    """The share of the step in which no other process had the CPU that it needed."""
+    return max(0.05, 1.0 - step.delay_us / max(1, step.end_us - step.begin_us))
 
 
 def _threads(block: int) -> int:

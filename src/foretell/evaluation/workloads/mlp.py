@@ -1,11 +1,13 @@
 """A classifier of fully connected layers, trained on random data. What measured runs of such nets did is repeated: one
-forward with two rows first (a summary of the model), then training over epochs whose last batch is smaller."""
+forward with two rows first (a summary of the model), then training over epochs whose last batch is smaller. A DataLoader
+without workers puts each batch together from shuffled samples, and the loss is read back twice a step."""
 
 import argparse
 from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 NUM_SAMPLES = 4096
 ACTIVATIONS = {
@@ -73,9 +75,11 @@ def main() -> None:
 
     criterion = nn.CrossEntropyLoss() if options.output_size > 1 else nn.BCEWithLogitsLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for size in batch_sizes(options.batch_size, has_batch_norm=options.batch_norm):
-        inputs = torch.randn(size, options.input_size)
-        labels = torch.randint(0, max(2, options.output_size), (size,))
+    samples = torch.randn(NUM_SAMPLES, options.input_size)
+    dataset = TensorDataset(samples, torch.randint(0, max(2, options.output_size), (NUM_SAMPLES,)))
+    sizes = batch_sizes(options.batch_size, has_batch_norm=options.batch_norm)
+    epoch_loss = 0.0
+    for inputs, labels in DataLoader(dataset, batch_sampler=[torch.randperm(NUM_SAMPLES)[:n].tolist() for n in sizes]):
         inputs, labels = inputs.cuda(), labels.cuda()
         optimizer.zero_grad()
         outputs = model(inputs)
@@ -84,6 +88,9 @@ def main() -> None:
         loss = criterion(outputs, labels)
         loss.backward()
         optimizer.step()
+        epoch_loss += loss.item()
+        progress = f"loss={loss.item():.3g}"
+    print(progress, epoch_loss)
 
 
 if __name__ == "__main__":
