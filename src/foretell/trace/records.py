@@ -385,7 +385,9 @@ class BatchMark:
     """False: it was only looked at."""
     took_us: int | None = None
     """How long the script took to load it, without hooks and without the time in which others had the CPU; None: not
-    measured."""
+    measured. With workers, only what is left for this process."""
+    worker_us: int | None = None
+    """How long a worker process takes for a batch, as known by then; None: not measured, or there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

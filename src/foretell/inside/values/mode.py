@@ -98,18 +98,6 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         for mode in [mode for mode in _take_modes() if mode is not self]:
             _push_mode(mode)
 
-    @contextlib.contextmanager
-    def resting(self) -> Iterator[None]:
-        """Off, where it is the only mode: then the order of modes cannot change."""
-        if _num_modes() != 1 or torch.overrides._get_current_function_mode() is not self:
-            yield
-            return
-        _pop_mode()
-        try:
-            yield
-        finally:
-            _push_mode(self)
-
     def publish(self, storage: Any) -> None:
         self._bytes.publish(storage)
 

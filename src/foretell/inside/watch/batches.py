@@ -19,8 +19,9 @@ from math import prod
 from operator import index
 from typing import Any
 
-from ..capture import Capture
+from ..capture import Capture, in_main_thread
 from .delay import delay_ns
+from .loading import WorkerTimes
 
 MOST_SAMPLES = 64
 """Samples of a batch that are named."""
@@ -37,7 +38,7 @@ Tensor = tuple[str, str, tuple[int, ...]]
 class Delivered:
     """One batch, as far as it is noted."""
 
-    __slots__ = ("batch", "index", "loader", "num_elements", "samples", "tensors", "took_us")
+    __slots__ = ("batch", "index", "loader", "num_elements", "samples", "tensors", "took_us", "worker_us")
 
     def __init__(self, batch: Any, loader: int, index: int, samples: Any, took_us: int | None) -> None:
         self.batch = batch
@@ -47,6 +48,8 @@ class Delivered:
         self.samples = samples
         self.took_us = took_us
         """To load it, without hooks and without the time in which others had the CPU."""
+        self.worker_us: int | None = None
+        """Of worker processes, for a batch."""
         self.tensors, self.num_elements = described(batch)
 
 
@@ -70,6 +73,7 @@ class Batches:
         self._num_passes = 0
         self._shapes: dict[tuple[Tensor, ...], int] = {}
         self._journal = _LateJournal(capture)
+        self._workers = WorkerTimes(capture)
         self._num_bare = 0
         self._leaves_gpu_alone = False
         """Whether the batch before was loaded without it."""
@@ -83,6 +87,8 @@ class Batches:
         iterator_class = torch.utils.data.dataloader._BaseDataLoaderIter
         self._capture.patches.wrap(iterator_class, "_next_index", self._noting_indices)
         self._capture.patches.wrap(iterator_class, "__next__", self._noting_batches)
+        if self._capture.options.time:
+            self._workers.install(torch)
 
     def cuda_starts(self) -> None:
         self._journal.open()
@@ -119,9 +125,14 @@ class Batches:
     def _timed(self, original: Any, iterator: Any) -> tuple[Any, int | None]:
         """A batch, and how long it took without hooks: after one that allocated nothing on the GPU, the next ones are
         loaded without the mode that keeps values."""
-        if iterator._num_workers or self._num_bare >= MOST_BARE or self._torch._C._autograd._profiler_enabled():
+        if self._torch._C._autograd._profiler_enabled():
             return original(iterator), None
-        is_bare = self._leaves_gpu_alone
+        if iterator._num_workers:
+            cpu = time.thread_time_ns()  # without waiting for them
+            return original(iterator), (time.thread_time_ns() - cpu) // 1000
+        if self._num_bare >= MOST_BARE:
+            return original(iterator), None
+        is_bare = self._leaves_gpu_alone and in_main_thread()
         before = self._num_allocations()
         with self._capture.without_values() if is_bare else nullcontext():
             begin, delay, cpu = time.monotonic_ns(), delay_ns(), time.thread_time_ns()
@@ -149,6 +160,8 @@ class Batches:
         has_ids = getattr(iterator, "_in_order", True) and iterator._dataset_kind == 0  # _DatasetKind.Map
         with self._torch._C.DisableTorchFunction():
             delivered = Delivered(batch, now.number, place, samples if has_ids else None, took_us)
+        if iterator._num_workers and self._capture.options.time:
+            delivered.worker_us = self._workers.typical_us()
         self.tell(delivered)
         if self.is_looking:
             self.last = delivered
@@ -169,6 +182,7 @@ class Batches:
             **({"samples": ids[:MOST_SAMPLES], "num_samples": len(ids)} if ids else {}),
             **({"is_trained": False} if self.is_looking else {}),
             **({} if delivered.took_us is None else {"took_us": delivered.took_us}),
+            **({} if delivered.worker_us is None else {"worker_us": delivered.worker_us}),
         )
 
 

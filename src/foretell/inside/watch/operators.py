@@ -139,7 +139,8 @@ class Operators:
         self._recorded = {
             "kind": kind, "step": number, "begin_us": begin // 1000, "end_us": now // 1000,
             "cpu_us": (cpu - cpu_before) // 1000, "delay_us": (delay - self._delay_before) // 1000,
-            "loading_us": loading // 1000, "loop_us": loop_us(), "phases": self._phases, "signatures": list(rows.signatures),
+            "loading_us": loading // 1000, "loop_us": loop_us(), "phases": self._phases,
+            "signatures": list(rows.signatures),
             "columns": {name: rows.columns[name].tobytes() for name in COLUMNS},
         }  # fmt: skip
         self._begin = ("", 0, 0, 0)
