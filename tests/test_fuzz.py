@@ -33,6 +33,7 @@ import test_published_learned
 from capture_folder import SEGMENT, CaptureFolder, training_run
 from foretell import calibration, gpus
 from foretell.analysis.verdict import estimate_of
+from foretell.calibration import from_runs
 from foretell.cli import main as command_line
 from foretell.cli.main import BUG
 from foretell.diff import compare, summary_of
@@ -240,6 +241,16 @@ def read_profile_of_card(path: Path) -> None:
     assert all(map(convolution_line, profile.convolutions))
 
 
+def fitted_profiles(folder: Path) -> dict[str, bytes]:
+    profile = calibration.load(written(folder, json.dumps(PROFILE).encode()))
+    fitted = replace(profile, convolutions=(), num_runs=3, context_below_bytes=1 << 20, context_above_bytes=5 << 20)
+    return {"card.toml": calibration.render_toml(fitted, ["a note"]).encode()}
+
+
+def measured_runs(folder: Path) -> dict[str, bytes]:
+    return {"runs.csv": b'command,peak\ntrain.py --x 1,7106MiB\n"-m trainer ""a b""",1.5GiB\n'}
+
+
 def jobs(folder: Path) -> dict[str, bytes]:
     profile = from_plain(type(calibration.load(written(folder, json.dumps(PROFILE).encode()))), without_schema(PROFILE))
     job = Job(command=("train.py", "--x"), gpu=gpus.find("rtx-3060"), cwd=Path("/x"), environment=(("A", None),))
@@ -366,6 +377,8 @@ KINDS = {
     "estimate": Kind(estimates, mutate_json, read_estimate),
     "torch-profile": Kind(profiles_of_torch, mutate_profile, read_profile_of_torch),
     "card-profile": Kind(lambda folder: {"card.json": json.dumps(PROFILE).encode()}, mutate_json, read_profile_of_card),
+    "fitted-profile": Kind(fitted_profiles, mutate_bytes, read_profile_of_card),
+    "measured-runs": Kind(measured_runs, mutate_bytes, from_runs.read_runs),
     "job": Kind(jobs, mutate_json, read_job),
     "store": Kind(stores, mutate_bytes, read_store),
     "capture": Kind(captures, mutate_bytes, read_capture),

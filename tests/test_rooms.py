@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "engines.imported": NOUNS | {"protocol", "trace", "allocator", "rules"},
     "formulas": NOUNS | {"rules"},
     "runs": NOUNS | {"virtual", "protocol", "namespaces", "rules"},
-    "calibration": NOUNS | {"virtual"},
+    "calibration": NOUNS | {"virtual", "rules", "runs", "api"},
     "trace": NOUNS | {"allocator", "protocol"},
     "time": NOUNS | {"protocol", "trace"},
     "analysis": NOUNS | {"protocol", "trace", "allocator", "rules", "time"},

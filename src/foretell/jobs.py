@@ -151,6 +151,13 @@ class Job:
         return self.context_bytes is not None or self.profile is not None
 
     @property
+    def context_doubt(self) -> tuple[int, int]:
+        """How much less and more the context may be than a profile says that was fitted to measured runs."""
+        if self.profile is None or self.context_bytes is not None:
+            return 0, 0
+        return self.profile.context_below_bytes, self.profile.context_above_bytes
+
+    @property
     def folder(self) -> Path:
         return Path.cwd() if self.cwd is None else self.cwd
 

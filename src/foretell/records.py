@@ -116,6 +116,9 @@ class Evidence:
     context_bytes: int
     is_context_given: bool
     library_bytes: int
+    context_below_bytes: int = 0
+    """Of a context that was fitted to measured runs: how much less it may be."""
+    context_above_bytes: int = 0
     is_context_kind_measured: bool = False
     """An empty process was measured on a card of this architecture."""
     are_libraries_measured: bool = False
@@ -520,7 +523,12 @@ class Profile:
     driver_version: str
     context_bytes: int
     libraries: LibraryBytes
-    convolutions: tuple[MeasuredConvolution, ...]
+    convolutions: tuple[MeasuredConvolution, ...] = ()
+    num_runs: int = 0
+    """Measured runs that the context was fitted to; 0: it was measured itself."""
+    context_below_bytes: int = 0
+    """How much less the context may be than fitted."""
+    context_above_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

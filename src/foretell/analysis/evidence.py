@@ -32,6 +32,8 @@ def evidence_of(
         workspace_spread_bytes=largest if spread is None else spread,
         context_bytes=trace.context_bytes,
         is_context_given=trace.is_context_given,
+        context_below_bytes=trace.context_below_bytes,
+        context_above_bytes=trace.context_above_bytes,
         is_context_kind_measured=trace.gpu.compute_capability in MEASURED_CONTEXTS,
         library_bytes=library_bytes,
         waiting_bytes=most_waiting_bytes(trace.memory, device=counters.device),

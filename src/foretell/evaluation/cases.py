@@ -21,7 +21,8 @@ A100_CONTEXT_BYTES = 1429 * MIB
 _A100 = "a100-40gb"
 _NAMED_CNNS = {"vgg16", "resnet50", "mobilenetV2", "efficientnet", "inception"}
 _TIMM_FULL_MIB = 39_000
-_FEW_LINES, _DRAWS = 32, 4
+_DRAWS = {2: 3, 16: 6, 32: 3}
+"""How many draws of lines, up to which batch size: the fewer lines, the more their lengths differ."""
 
 
 def read(folder: Path, sets: Sequence[str] = ()) -> list[Case]:
@@ -89,8 +90,9 @@ def _named_model(workload: str, tools: Sequence[str]) -> Callable[[str, Row], Ca
 
 def _other_lines(row: Row) -> tuple[tuple[str, ...], ...]:
     """The texts of small batches are not known; in a large batch there is always one of the full length."""
-    seeds = range(1, 1 + _DRAWS) if int(float(row["batch_size"])) <= _FEW_LINES else ()
-    return tuple(("--lines", str(seed)) for seed in seeds)
+    batch_size = int(float(row["batch_size"]))
+    num_draws = next((num for most, num in _DRAWS.items() if batch_size <= most), 0)
+    return tuple(("--lines", str(seed)) for seed in range(1, 1 + num_draws))
 
 
 def _other(row: Row, column: str) -> OtherEstimate:

@@ -174,7 +174,15 @@ def context_shares(*, is_kind_measured: bool) -> tuple[float, float, float]:
 
 
 def _context(evidence: Evidence) -> Cause:
-    guess = 0 if evidence.is_context_given else evidence.context_bytes
+    if evidence.is_context_given:
+        return Cause(
+            name="context",
+            below_bytes=evidence.context_below_bytes,
+            above_bytes=evidence.context_above_bytes,
+            request_bytes=evidence.context_above_bytes,
+            why="the context was fitted to a few measured runs, which differ (--profile)",
+        )
+    guess = evidence.context_bytes
     below, above, request = context_shares(is_kind_measured=evidence.is_context_kind_measured)
     return Cause(
         name="context",

@@ -380,6 +380,8 @@ def _assemble(
         is_context_given=result.job.is_context_given,
         libraries=result.libraries,
         used_by_others_bytes=result.job.used_by_others_bytes,
+        context_below_bytes=result.job.context_doubt[0],
+        context_above_bytes=result.job.context_doubt[1],
         exit_status=result.exit_status,
         is_timed_out=result.is_timed_out,
         is_over_host_memory=result.is_over_host_memory,

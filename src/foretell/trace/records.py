@@ -556,6 +556,9 @@ class Trace:
     recorded_step: RecordedStep | None = None
     """None: its operators are not known; see `CaptureOptions.time`."""
     used_by_others_bytes: int = 0
+    context_below_bytes: int = 0
+    """Of a context that was fitted to measured runs (`foretell calibrate --from-runs`): how much less it may be."""
+    context_above_bytes: int = 0
     """Memory of the card used by other processes."""
     labels: Labels = field(default_factory=Labels)
     spans: Spans = field(default_factory=Spans)
