@@ -165,6 +165,26 @@ def test_a_convolution_has_the_workspace_of_the_rule() -> None:
     assert workspaces(job, A100) == [2 * copies]
 
 
+@pytest.mark.parametrize("card", ["a100-40gb", "rtx-3060", "rtx-4090", "h100-80gb", "t4"])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+def test_workspaces_never_fall_when_the_batch_grows(card: str, element_bytes: int) -> None:
+    """The rule alone does: cuDNN reads large images where they are."""
+    for channels_in, channels_out, size, taps in (
+        (256, 40, 14, 1), (64, 256, 56, 1), (32, 64, 112, 3), (512, 512, 7, 3), (40, 40, 28, 3), (3, 64, 224, 7),
+    ):  # fmt: skip
+        before = 0
+        for batch_size in (*range(1, 140), 500, 1000, 5000):
+            call = ConvolutionCall(
+                x=(batch_size, channels_in, size, size), y=(batch_size, channels_out, size, size),
+                w=(channels_out, channels_in, taps, taps), stride=(1, 1), padding=(taps // 2, taps // 2),
+                dilation=(1, 1), groups=1, is_transposed=False, is_channels_last=False, element_bytes=element_bytes,
+                saved_bytes=0, gradient_bytes=0,
+            )  # fmt: skip
+            [now] = workspaces(replace(JOB, convolutions=(call,), torch_version="2.15.0"), gpus.find(card))
+            assert now >= before
+            before = now
+
+
 def test_a_description_goes_through_plain_values_and_back() -> None:
     assert features_from(plain_features(JOB)) == JOB
 

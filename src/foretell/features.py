@@ -10,7 +10,10 @@ from foretell.plain import from_plain, to_plain
 
 Family = Literal["mlp", "cnn", "transformer"]
 Source = Literal["model", "script", "config", "summary", "typed"]
-_NOT_EXPECTED = {"source", "name", "attention_heads", "gpu", "torch_version"}
+ZeroGrad = Literal["before_forward", "before_backward", "later"]
+_NOT_EXPECTED = {
+    "source", "name", "attention_heads", "gpu", "torch_version", "earlier_bytes", "zero_grad", "keeps_gradients",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,12 @@ class JobFeatures:
     element_bytes: int | None = None
     """Of what matrix products and convolutions compute with: 2 under autocast."""
     is_checkpointed: bool | None = None
+    earlier_bytes: int | None = None
+    """What forward passes before this one had saved, of which none was followed by a backward pass: the largest."""
+    zero_grad: ZeroGrad | None = None
+    """Where a step sets gradients to zero, as seen before the first backward pass; `later`: not until then."""
+    keeps_gradients: bool | None = None
+    """`zero_grad(set_to_none=False)`: gradients live on through the next step."""
     gpu: str = ""
     torch_version: str = ""
 

@@ -122,10 +122,10 @@ def _check_labels(draws: list[Draw], store: Any, gpu: str) -> list[str]:
     from foretell.plain import to_plain
 
     wrong = []
-    for each in draws:
-        with Worker(gpus.find(gpu)) as worker:
+    with Worker(gpus.find(gpu), is_fresh=True) as worker:
+        for each in draws:
             again = worker.ask({"draw": to_plain(each), "describes": False})
-        expected, found = store[each.key]["reserved_bytes"], again.get("reserved_bytes")
-        if found != expected:
-            wrong.append(f"a label differs from a fresh process: {expected} and {found} bytes: {each.key}")
+            expected, found = store[each.key]["reserved_bytes"], again.get("reserved_bytes")
+            if found != expected:
+                wrong.append(f"a label differs from a fresh process: {expected} and {found} bytes: {each.key}")
     return wrong

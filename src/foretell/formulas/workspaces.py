@@ -3,39 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from foretell.features import ConvolutionCall, JobFeatures
 from foretell.records import Gpu
-from foretell.rules.convolution import Convolution, Direction
+from foretell.rules.convolution import Convolution, Direction, Sizes
 from foretell.rules.convolution_workspaces import workspace_by_rule
-from foretell.versions import NEWEST_TORCH, Version, parse_version
+from foretell.versions import NEWEST_TORCH, PLANNED_CONVOLUTIONS, Version, parse_version
+
+_DIRECTIONS: tuple[Direction, ...] = ("forward", "data", "weights")
+_LAST_PIXELS = (128 * 39, 128 * 79, 128 * 95, 19_999, 128 * 599, 199_999)
+"""Pixels of y at which cuDNN's plan may be the last with a larger workspace, by the thresholds of the rule."""
 
 
 def workspaces(features: JobFeatures, gpu: Gpu) -> list[int]:
-    """The largest of the three directions, for each convolution."""
-    version = parse_version(features.torch_version) or NEWEST_TORCH
-    return [max(_directions(call, gpu, version), default=0) for call in features.convolutions or ()]
+    """The largest of the three directions, for each convolution. It never falls when the batch grows: where the rule
+    does, because cuDNN copies nothing of larger images, it stays at the largest of the smaller batches."""
+    if not features.convolutions:
+        return []
+    version = _version(features.torch_version)
+    return [workspace_of(call, gpu.compute_capability, version) for call in features.convolutions]
 
 
-def _directions(call: ConvolutionCall, gpu: Gpu, version: Version) -> Iterator[int]:
-    if len(call.x) not in (3, 4):
-        return
-    directions: tuple[Direction, ...] = ("forward", "data", "weights")
-    is_depthwise = call.groups > 1 and call.w[1] == 1 and not call.is_transposed
-    if is_depthwise and not call.is_channels_last:
-        return  # PyTorch's own kernels
-    one = (1,) * (4 - len(call.x))
-    for direction in directions:
-        convolution = Convolution(
-            direction=direction,
-            x=call.x[:2] + one + call.x[2:],
-            y=call.y[:2] + one + call.y[2:],
-            w=call.w[:2] + one + call.w[2:],
-            stride=one + call.stride,
-            padding=(0,) * len(one) + call.padding,
-            dilation=one + call.dilation,
-            groups=call.groups,
-            element_bytes=call.element_bytes,
-            is_channels_last=call.is_channels_last,
+def workspace_of(call: ConvolutionCall, compute_capability: tuple[int, int], version: Version) -> int:
+    shape = (
+        call.x, call.y, call.w, call.stride, call.padding, call.dilation, call.groups, call.is_transposed,
+        call.is_channels_last, call.element_bytes,
+    )  # fmt: skip
+    return _largest(*shape, compute_capability, version)
+
+
+@lru_cache(maxsize=64)
+def _version(text: str) -> Version:
+    return parse_version(text) or NEWEST_TORCH
+
+
+@lru_cache(maxsize=1 << 15)
+def _largest(
+    x: Sizes, y: Sizes, w: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, is_transposed: bool,
+    is_channels_last: bool, element_bytes: int, compute_capability: tuple[int, int], version: Version,
+) -> int:  # fmt: skip
+    if len(x) not in (3, 4):
+        return 0
+    if groups > 1 and w[1] == 1 and not is_transposed and not is_channels_last:
+        return 0  # PyTorch's own kernels
+    one = (1,) * (4 - len(x))
+    pixels = max(1, y[-1] * (y[-2] if len(y) == 4 else 1))
+    batches = {x[0]}
+    if PLANNED_CONVOLUTIONS.holds_in(version):
+        tiles = -(-y[1] // 128)
+        batches |= set(_smaller(x[0], pixels, tiles))
+    return max(
+        workspace_by_rule(
+            Convolution(
+                direction=direction, x=(batch, x[1], *one, *x[2:]), y=(batch, y[1], *one, *y[2:]),
+                w=w[:2] + one + w[2:], stride=one + stride, padding=(0,) * len(one) + padding,
+                dilation=one + dilation, groups=groups, element_bytes=element_bytes, is_channels_last=is_channels_last,
+            ),
+            compute_capability,
+            version,
         )
-        yield workspace_by_rule(convolution, gpu.compute_capability, version)
+        for batch in batches
+        for direction in _DIRECTIONS
+    )  # fmt: skip
+
+
+def _smaller(batch: int, pixels: int, tiles: int) -> Iterator[int]:
+    for most in _LAST_PIXELS:
+        for limit in (most, most // tiles // 128 * 128):
+            if 0 < limit // pixels < batch:
+                yield limit // pixels

@@ -47,6 +47,7 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
         self._created: set[int] = set()
         self._product_bytes: int | None = None
         self._depth = 0
+        self._earlier_bytes = 0
         self._handles: list[Any] = []
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved)
         self._is_recording = False
@@ -141,12 +142,18 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
         return sum(size for reference, size in self._saved.values() if reference() is not None)
 
     def _start_again(self) -> None:
+        self._earlier_bytes = max(self._earlier_bytes, self._saved_bytes)
         self._saved.clear()
         self._saved_bytes = self._used_bytes = 0
         for records in (self._operators, self._convolutions, self._layers, self._roots, self._inputs):
             records.clear()
         self._used.clear()
         self._created.clear()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something is saved for a backward pass."""
+        return self._alive() > 0
 
     # --- what was seen ------------------------------------------------------------------------------------------------
 
@@ -185,6 +192,7 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
             "num_tensors": len(trained),
             "largest_parameter_bytes": max((_bytes(each) for each in parameters), default=0),
             "element_bytes": self._product_bytes,
+            "earlier_bytes": self._earlier_bytes,
             "torch_version": str(torch.__version__),
             **_optimizer(optimizers),
         }
@@ -197,6 +205,7 @@ class Catcher:
         self._caught = caught
         self._first = FirstForward()
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._zero_grad: dict[str, Any] = {"zero_grad": "later"}
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Catcher:
@@ -210,27 +219,37 @@ class Catcher:
         self._first.install()
         self._wrap(torch.autograd, "backward", self._before_backward)
         self._wrap(torch.autograd, "grad", self._before_backward)
-        self._wrap(torch.optim.Optimizer, "__init__", self._optimizers.append)
+        self._wrap(torch.optim.Optimizer, "__init__", self._before_optimizer)
+        self._wrap(torch.optim.Optimizer, "zero_grad", self._before_zero_grad)
+        self._wrap(torch.nn.Module, "zero_grad", self._before_zero_grad)
 
     def remove(self) -> None:
         self._first.remove()
         while self._undo:
             self._undo.pop()()
 
-    def _wrap(self, owner: Any, name: str, before: Callable[[Any], None]) -> None:
+    def _wrap(self, owner: Any, name: str, before: Callable[..., None]) -> None:
         original = getattr(owner, name)
 
         @wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            before(args[0] if args else None)
+            before(*args, **kwargs)
             return original(*args, **kwargs)
 
         setattr(owner, name, wrapped)
         self._undo.append(lambda: setattr(owner, name, original))
 
-    def _before_backward(self, _: Any) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        self._optimizers.append(optimizer)
+
+    def _before_zero_grad(self, owner: Any, set_to_none: bool = True) -> None:
+        place = "before_backward" if self._first.is_under_way else "before_forward"
+        self._zero_grad = {"zero_grad": place, "keeps_gradients": not set_to_none}
+
+    def _before_backward(self, *args: Any, **kwargs: Any) -> None:
         description = self._first.description(self._optimizers)
         if description is not None:
+            description |= self._zero_grad
             self.remove()
             self._optimizers.clear()
             self._caught(description)

@@ -46,8 +46,9 @@ class Row:
     @property
     def labelled(self) -> Labelled:
         return Labelled(
-            features=self.features, gpu=gpus.find(self.gpu), reserved_bytes=self.reserved_bytes, group=self.group
-        )
+            features=self.features, gpu=gpus.find(self.gpu), reserved_bytes=self.reserved_bytes, group=self.group,
+            source=self.kind,
+        )  # fmt: skip
 
 
 def row_of(draw: Draw, answer: dict[str, Any], *, gpu: str) -> Row:

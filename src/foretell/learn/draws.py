@@ -6,18 +6,22 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from foretell.errors import UsageError
+from foretell.features import ZeroGrad
+from foretell.plain import to_plain
 
 Kind = Literal["mlp", "cnn", "encoder", "torchvision", "timm", "language_model"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 OPTIMIZERS = ("SGD", "SGD-momentum", "Adam", "Adam-for", "AdamW", "Adagrad", "RMSprop", "Adamax", "NAdam", "Adadelta")
+_LANGUAGE_OPTIMIZERS = ("SGD", "SGD-momentum", "Adam", "AdamW", "AdamW-for", "Adagrad", "RMSprop", "Adafactor")
 PRECISIONS = ("float32", "amp", "bfloat16")
 ACTIVATIONS = (
     "relu", "leaky_relu", "prelu", "elu", "selu", "tanh", "softplus", "swish", "mish", "gelu", "identity",
 )  # fmt: skip
+_ZERO_GRADS: tuple[ZeroGrad, ...] = ("before_forward", "before_forward", "before_backward", "later")
 _PLAIN_SHARE = 0.6
 """Of the jobs, with Adam in float32: what most people, and all of the measured runs, train with."""
 
@@ -33,10 +37,16 @@ class Draw:
     precision: str = "float32"
     has_summary: bool = False
     """A forward pass of two samples comes first, as tools that print a summary of the model do it."""
+    has_rehearsal: bool = False
+    """Two forward passes of a whole batch come first, whose input stays."""
+    zero_grad: ZeroGrad = "before_forward"
+    keeps_gradients: bool = False
+    lengths: tuple[int, ...] = ()
+    """Of the texts of each step; empty: as long as the options say."""
 
     @property
     def key(self) -> str:
-        return json.dumps([self.kind, self.options, self.batch_size, self.optimizer, self.precision, self.has_summary])
+        return json.dumps(list(to_plain(self).values()))
 
     @property
     def group(self) -> str:
@@ -55,17 +65,19 @@ def draw(kinds: tuple[str, ...], num: int, *, seed: int) -> list[Draw]:
     return [_DRAWERS[kinds[i % len(kinds)]](random.Random(generator.getrandbits(64))) for i in range(num)]
 
 
-def _training(generator: random.Random) -> dict[str, str]:
-    if generator.random() < _PLAIN_SHARE:
-        return {}
-    return {"optimizer": generator.choice(OPTIMIZERS), "precision": generator.choice(PRECISIONS)}
-
-
-def _with(generator: random.Random, kind: Kind, batch_size: int, **options: str | int | float | bool | None) -> Draw:
-    training = _training(generator)
+def _with(
+    generator: random.Random, kind: Kind, batch_size: int, *, optimizers: tuple[str, ...] = OPTIMIZERS,
+    has_rehearsal: bool = False, **options: str | int | float | bool | None,
+) -> Draw:  # fmt: skip
+    is_plain = generator.random() < _PLAIN_SHARE
+    optimizer, precision = generator.choice(optimizers), generator.choice(PRECISIONS)
+    has_summary = not has_rehearsal and generator.random() < 0.5
+    zero_grad, keeps_gradients = generator.choice(_ZERO_GRADS), generator.random() < 0.1
+    if is_plain:
+        optimizer, precision, zero_grad, keeps_gradients = "Adam", "float32", "before_forward", False
     return Draw(
-        kind=kind, options=options, batch_size=batch_size, has_summary=generator.random() < 0.5,
-        optimizer=training.get("optimizer", "Adam"), precision=training.get("precision", "float32"),
+        kind=kind, options=options, batch_size=batch_size, has_summary=has_summary, has_rehearsal=has_rehearsal,
+        optimizer=optimizer, precision=precision, zero_grad=zero_grad, keeps_gradients=keeps_gradients,
     )  # fmt: skip
 
 
@@ -106,6 +118,7 @@ def _encoder(generator: random.Random) -> Draw:
     length = generator.choice([16, 32, 64, 128, 256, 512, 1024])
     return _with(
         generator, "encoder", _log_uniform(generator, 1, max(2, 65536 / length)),
+        has_rehearsal=generator.random() < 0.5,
         num_classes=_log_uniform(generator, 2, 1000), embedding_size=heads * 8 * generator.randint(2, 16),
         num_layers=generator.randint(1, 16), num_heads=heads, ff_hidden_size=_log_uniform(generator, 64, 4096),
         seq_length=length, vocab_size=_log_uniform(generator, 500, 1_000_000),
@@ -125,17 +138,20 @@ def _timm(generator: random.Random) -> Draw:
 
 
 def _language_model(generator: random.Random) -> Draw:
-    heads = generator.choice([4, 8, 12, 16])
-    width = heads * 16 * generator.randint(1, 6)
-    layers = generator.randint(2, 16)
-    length = generator.choice([32, 64, 128, 256, 512])
-    kind = generator.choice(["gpt2", "llama", "opt", "qwen2", "gpt_neo", "bloom", "gpt_neox"])
-    vocabulary = generator.choice([8000, 32000, 50257, 128000])
+    is_large = generator.random() < 0.15
+    kind = generator.choice(["gpt2", "gpt2", "llama", "opt", "qwen2", "qwen3", "gpt_neo", "bloom", "gpt_neox"])
+    heads = generator.choice([8, 16, 24, 32]) if is_large else generator.choice([4, 8, 12, 16])
+    width = heads * generator.choice([64, 80, 96, 128]) if is_large else heads * 16 * generator.randint(1, 6)
+    layers = generator.randint(12, 36) if is_large else generator.randint(2, 24)
+    length = generator.choice([32, 64, 128, 128, 256, 512])
+    vocabulary = generator.choice([8000, 32000, 50257, 50257, 128000, 152000])
     sizes: dict[str, str | int | float | bool | None] = {
         "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": vocabulary,
     }  # fmt: skip
     if kind == "gpt2":
         sizes = {"n_embd": width, "n_layer": layers, "n_head": heads, "vocab_size": vocabulary}
+        if generator.random() < 0.3:
+            sizes |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
     elif kind == "bloom":
         sizes = {"hidden_size": width, "n_layer": layers, "n_head": heads, "vocab_size": vocabulary}
     elif kind == "gpt_neo":
@@ -143,12 +159,19 @@ def _language_model(generator: random.Random) -> Draw:
                  "attention_types": json.dumps([[["global"], layers]])}  # fmt: skip
     elif kind == "opt":
         sizes |= {"ffn_dim": 4 * width, "word_embed_proj_dim": width}
-    elif kind in ("llama", "qwen2"):
-        sizes |= {"intermediate_size": round(2.7 * width), "num_key_value_heads": generator.choice([heads, heads // 2])}
+    elif kind in ("llama", "qwen2", "qwen3"):
+        sizes |= {"intermediate_size": round(generator.uniform(2.7, 4) * width), "num_key_value_heads": heads // 4 or 1,
+                  "head_dim": width // heads, "tie_word_embeddings": generator.random() < 0.5}  # fmt: skip
+        if kind == "qwen2":
+            del sizes["head_dim"]
     elif kind == "gpt_neox":
         sizes |= {"intermediate_size": 4 * width}
-    batch = _log_uniform(generator, 1, max(2, 16384 / length))
-    return _with(generator, "language_model", batch, model_type=kind, length=length, **sizes)
+    # Batches of few texts are the shorter the fewer there are; the first one here is the longest.
+    has_texts = generator.random() < 0.25
+    lengths = (length, *(generator.randint(length // 4, length) for _ in range(3))) if has_texts else ()
+    batch_size = _log_uniform(generator, 1, max(2, (2048 if is_large else 16384) / length))
+    drawn = _with(generator, "language_model", batch_size, optimizers=_LANGUAGE_OPTIMIZERS)
+    return replace(drawn, options={"model_type": kind, "length": length, **sizes}, lengths=lengths)
 
 
 _TORCHVISION = (

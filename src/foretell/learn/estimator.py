@@ -11,8 +11,7 @@ from typing import Any
 
 from foretell.errors import TraceError
 from foretell.features import Guess, JobFeatures
-from foretell.formulas.model_states import least_bytes
-from foretell.formulas.own import depth_of, formula_bytes, terms
+from foretell.formulas.own import Depth, Group, Point, point_of
 from foretell.learn import trees
 from foretell.learn.vectors import names, vector
 from foretell.plain import from_plain
@@ -23,7 +22,7 @@ _LARGEST_CORRECTION = 1.2
 """As a logarithm: a factor of 3.3 either way. More would be a job that is nothing like those of the data set."""
 _LARGEST_SPREAD = 5.0
 """As a logarithm: more is damage."""
-STRATA = ("mlp", "transformer", "cnn", "cnn-small", "cnn-medium", "cnn-large")
+STRATA = ("mlp", "transformer", "language", "cnn", "cnn-normalized", "cnn-plain")
 """What `stratum` answers."""
 
 
@@ -40,45 +39,44 @@ class Learned:
 
     def guess_all(self, jobs: Sequence[tuple[JobFeatures, Gpu]]) -> list[Guess | None]:
         """None: neither the layers nor the parameters are known."""
-        known = [i for i, (job, _) in enumerate(jobs) if job.layers and job.parameter_bytes is not None]
+        points = [point_of(job, gpu) if job.layers and job.parameter_bytes is not None else None for job, gpu in jobs]
         found: list[Guess | None] = [None] * len(jobs)
         for depth, model in self.models.items():
-            chosen = [i for i in known if depth_of(jobs[i][0]) == depth]
+            chosen = [(i, point) for i, point in enumerate(points) if point is not None and point.depth == depth]
             if not chosen:
                 continue
-            corrections = model.predict([vector(*jobs[i]) for i in chosen])
-            for i, correction in zip(chosen, corrections, strict=True):
-                found[i] = self._guess(*jobs[i], float(correction), depth)
+            corrections = model.predict([vector(*jobs[i], point) for i, point in chosen])
+            for (i, point), correction in zip(chosen, corrections.tolist(), strict=True):
+                found[i] = self._guess(jobs[i][0], point, correction)
         return found
 
-    def _guess(self, features: JobFeatures, gpu: Gpu, correction: float, depth: str) -> Guess:
+    def _guess(self, features: JobFeatures, point: Point, correction: float) -> Guess:
         bounded = max(-_LARGEST_CORRECTION, min(_LARGEST_CORRECTION, correction))
-        least = least_bytes(features)
-        factor = self.card.get("factors", {}).get(features.family, 1.0)
-        reserved = max(int(formula_bytes(features, gpu) * exp(bounded) * factor), least)
-        spread = self.card["spreads"][depth][stratum(features, gpu)]
+        factor = self.card.get("factors", {}).get(point.group, 1.0)
+        reserved = max(int(point.formula_bytes * exp(bounded) * factor), point.least_bytes)
+        spread = self.card["spreads"][point.depth][stratum(features, point.group)]
         return Guess(
             estimator=self.name,
             reserved_bytes=reserved,
-            low_bytes=min(reserved, max(int(reserved * exp(spread["low"])), least)),
+            low_bytes=min(reserved, max(int(reserved * exp(spread["low"])), point.least_bytes)),
             high_bytes=max(reserved, int(reserved * exp(spread["high"]))),
             bound_bytes=max(reserved, int(reserved * exp(spread["bound"]))),
-            notes=_notes(features, bounded != correction),
+            notes=_notes(point.depth, features, bounded != correction),
         )
 
 
-def stratum(features: JobFeatures, gpu: Gpu) -> str:
-    """Jobs with errors of one kind: the family and, for what a workspace may decide, its share of the formula."""
-    if features.family != "cnn" or not features.is_complete:
-        return features.family
-    values = terms(features, gpu)
-    workspace_share = values[-4] / formula_bytes(features, gpu)
-    return f"cnn-{'small' if workspace_share < 0.05 else 'medium' if workspace_share < 0.25 else 'large'}"
+def stratum(features: JobFeatures, group: Group) -> str:
+    """Jobs with errors of one kind: the group and, of CNNs, whether they normalize, which most real ones do: what cuDNN
+    chooses matters more in the others."""
+    if group != "cnn":
+        return group
+    is_normalized = any("Norm" in layer.kind for layer in features.layers or ())
+    return "cnn-normalized" if is_normalized else "cnn-plain"
 
 
-def _notes(features: JobFeatures, is_bounded: bool) -> tuple[str, ...]:
+def _notes(depth: Depth, features: JobFeatures, is_bounded: bool) -> tuple[str, ...]:
     notes = []
-    if not features.is_complete:
+    if depth == "summary":
         notes.append(
             "only layers and parameters are known, not what autograd saves: a guess from the model or the script is "
             "several times as accurate"

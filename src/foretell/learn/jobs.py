@@ -30,8 +30,8 @@ STEPS = 3
 @dataclass(frozen=True, slots=True)
 class Built:
     model: nn.Module
-    batch: Callable[[int], tuple[Any, torch.Tensor | None]]
-    """From a batch size to what the model is called with and its labels, both on the CPU."""
+    batch: Callable[..., tuple[Any, torch.Tensor | None]]
+    """From a batch size (and, of texts, a length) to what the model is called with and its labels, on the CPU."""
 
 
 def build(draw: Draw) -> Built:
@@ -47,17 +47,26 @@ def train(draw: Draw) -> None:
     model = model.to(dtype)
     if draw.has_summary:  # what tools that print a summary do first
         _outputs(model, _moved(built.batch(2)[0], dtype))
+    if draw.has_rehearsal:
+        rehearsed = _moved(built.batch(draw.batch_size)[0], dtype)  # stays
+        _outputs(model, rehearsed)
+        _outputs(model, rehearsed)
     optimizer = make_optimizer(draw.optimizer, model)
     criterion = nn.CrossEntropyLoss()
-    for _ in range(STEPS):
-        inputs, labels = built.batch(draw.batch_size)
+    for length in draw.lengths or (None,) * STEPS:
+        inputs, labels = built.batch(draw.batch_size) if length is None else built.batch(draw.batch_size, length)
+        if draw.zero_grad == "before_forward":
+            optimizer.zero_grad(set_to_none=not draw.keeps_gradients)
         inputs, labels = _moved(inputs, dtype), _moved(labels)
-        optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, enabled=draw.precision == "amp"):
             outputs = _outputs(model, inputs)
             loss = criterion(outputs, labels) if labels is not None else outputs
+        if draw.zero_grad == "before_backward":
+            optimizer.zero_grad(set_to_none=not draw.keeps_gradients)
         loss.backward()
         optimizer.step()
+        if draw.zero_grad == "later":
+            optimizer.zero_grad(set_to_none=not draw.keeps_gradients)
 
 
 def train_named(question: dict[str, Any]) -> None:
@@ -113,8 +122,13 @@ def _of_config(values: dict[str, Any], length: int) -> Built:
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """By its class in torch.optim; `SGD-momentum` has one, and `Adam-for` works tensor by tensor."""
+    """By its class in torch.optim; `SGD-momentum` has one, and `Adam-for` works tensor by tensor. Adafactor is that of
+    transformers."""
     kind, _, option = name.partition("-")
+    if kind == "Adafactor":
+        import transformers
+
+        return transformers.Adafactor(model.parameters(), lr=1e-3, relative_step=False)
     given: dict[str, dict[str, Any]] = {"momentum": {"momentum": 0.9}, "for": {"foreach": False}, "": {}}
     optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-3, **given[option])
     return optimizer
@@ -225,9 +239,9 @@ def _language_model(draw: Draw) -> Built:
         options["attention_types"] = json.loads(options["attention_types"])
     config = transformers.AutoConfig.for_model(options.pop("model_type"), **options)
 
-    def batch(size: int) -> tuple[Any, None]:
+    def batch(size: int, length: int = length) -> tuple[Any, None]:
         tokens = torch.randint(0, config.vocab_size, (size, length))
-        return {"input_ids": tokens, "labels": tokens}, None
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}, None
 
     return Built(transformers.AutoModelForCausalLM.from_config(config), batch)
 

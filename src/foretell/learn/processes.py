@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from foretell import gpus
 from foretell.errors import UnsupportedError
@@ -22,14 +23,25 @@ from foretell.virtual import environment, library_paths
 
 LABEL_GPU = "400GiB,sm80"
 """So large that no job runs out of memory: a label is what a job needs, and whether it fits is a comparison."""
+DESCRIBE_GPU = "4000GiB,sm80"
+"""For measured runs, of which some took more than fits on a card of today."""
+LIMIT_SECONDS = 600.0
+"""For one job: a job takes a second at most, but the machine may be busy."""
 _JOBS_PER_PROCESS = 2000
 
 
 class Worker:
-    """A process on a card; a new one after a crash, and after so many jobs that leaks could show."""
+    """A process on a card; a new one after a crash, after a job that does not end, and after so many jobs that leaks
+    could show."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(
+        self, gpu: Gpu, *, is_fresh: bool = False, limit_seconds: float = LIMIT_SECONDS,
+        command: Sequence[str] = (sys.executable, "-m", "foretell.learn.worker"),
+    ) -> None:  # fmt: skip
+        """`is_fresh`: each job in a process of its own."""
         self._gpu = gpu
+        self._limit_seconds = limit_seconds
+        self._command = [*command, *(["--fresh"] if is_fresh else [])]
         self._process: subprocess.Popen[str] | None = None
         self._num_jobs = 0
         self._scratch = scratch_folder("worker-")
@@ -53,19 +65,21 @@ class Worker:
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            is_in_time = _has_output(self._process.stdout, self._limit_seconds)
+            line = self._process.stdout.readline() if is_in_time else ""
         except BrokenPipeError:
-            line = ""
+            is_in_time, line = True, ""
         if line:
             answer: dict[str, Any] = json.loads(line)
             return answer
-        log = (self._folder / "log").read_text(errors="replace").strip().splitlines()
-        is_first = self._num_jobs == 1
         self._end()
-        last = log[-1] if log else "no output"
-        if is_first:
-            raise UnsupportedError(f"the process that describes jobs cannot start: {last}")
-        return {"problem": f"the process died: {last}"}
+        if not is_in_time:
+            return {"problem": f"no answer within {self._limit_seconds:.0f} seconds"}
+        return {"problem": f"the process died: {self._last_words()}"}
+
+    def _last_words(self) -> str:
+        log = (self._folder / "log").read_text(errors="replace").strip().splitlines()
+        return log[-1] if log else "no output"
 
     def _started(self) -> subprocess.Popen[str]:
         linker = self._folder / "libcuda.so"
@@ -85,16 +99,26 @@ class Worker:
         }
         self._num_jobs = 0
         with open(self._folder / "log", "w") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "foretell.learn.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, text=True, env=variables,
-            )  # fmt: skip
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=variables
+            )
+        assert process.stdout is not None
+        if not process.stdout.readline():  # it says that it is ready
+            process.communicate()
+            raise UnsupportedError(f"the process that describes jobs cannot start: {self._last_words()}")
+        return process
 
     def _end(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
+
+
+def _has_output(pipe: IO[str], seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def ask_all(
@@ -111,7 +135,7 @@ def describe_scripts(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Describes the jobs of foretell's own training scripts, many in one process: nothing isolates them."""
     questions = [{"script": str(path), "arguments": list(arguments)} for path, arguments in scripts]
-    yield from ask_all(questions, workers=workers)
+    yield from ask_all(questions, workers=workers, gpu=DESCRIBE_GPU)
 
 
 def state_of_description(*, of_any_script: bool = False) -> str:

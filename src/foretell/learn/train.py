@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from foretell.formulas.own import TERMS, Depth
 from foretell.learn import trees
 from foretell.learn.estimator import STRATA, stratum
 from foretell.learn.fit import fit_coefficients
-from foretell.learn.vectors import names, vector
+from foretell.learn.vectors import constraints, names, vector
 from foretell.records import Gpu
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 FOLDS = 5
 FEWEST_ROWS = 50
 FEWEST_MEASURED = 5
+FEWEST_OF_A_SOURCE = 200
 _PARAMETERS = {
-    "objective": "regression_l1", "learning_rate": 0.08, "num_leaves": 20, "max_depth": 6, "min_data_in_leaf": 12,
+    "objective": "fair", "fair_c": 0.03, "monotone_constraints_method": "advanced",
+    "learning_rate": 0.08, "num_leaves": 20, "max_depth": 6, "min_data_in_leaf": 12,
     "lambda_l2": 1.0, "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1, "verbosity": -1,
     "num_threads": 1, "seed": 0,
     "deterministic": True, "force_row_wise": True,
@@ -43,6 +46,16 @@ class Labelled:
     reserved_bytes: int
     group: str
     """Rows of one group are never both in training and in a test."""
+    source: str = ""
+    """Where the row is from: the kind of a label, the set of a measured run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    stratum: str
+    source: str
+    log: float
+    """Of truth / estimate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +63,8 @@ class Trained:
     models: dict[str, trees.Trees]
     spreads: dict[str, dict[str, dict[str, float]]]
     scores: dict[str, dict[str, dict[str, float]]]
-    residuals: tuple[tuple[str, float], ...]
-    """Of the complete descriptions: the stratum and log(truth / estimate), out of fold."""
+    residuals: tuple[Residual, ...]
+    """Of the complete descriptions, out of fold."""
 
 
 def lightgbm() -> Any:
@@ -63,21 +76,24 @@ def lightgbm() -> Any:
 
 
 def fit_formula(rows: Sequence[Labelled]) -> dict[str, dict[str, dict[str, float]]]:
-    """The coefficients of `formulas/fitted.json`."""
+    """The coefficients of `formulas/fitted.json`. Too few language models: as for other transformers."""
     np = trees.numpy()
     found: dict[str, dict[str, dict[str, float]]] = {}
     for depth, depth_names in TERMS.items():
         found[depth] = {}
-        for family in ("mlp", "cnn", "transformer"):
-            chosen = [row for row in _at(rows, depth) if row.features.family == family]
+        known = [(own.group_of(row.features), row) for row in _at(rows, depth)]
+        for group in own.GROUPS:
+            chosen = [row for each, row in known if each == group]
+            if len(chosen) < FEWEST_ROWS and group == "language":
+                continue
             if len(chosen) < FEWEST_ROWS:
                 raise UsageError(
-                    f"the data set has {len(chosen)} usable jobs of the family {family}; at least {FEWEST_ROWS} are "
+                    f"the data set has {len(chosen)} usable jobs of the family {group}; at least {FEWEST_ROWS} are "
                     "needed. Generate more with `foretell dataset generate`."
                 )
             values = np.array([own.terms(row.features, row.gpu) for row in chosen])
             fitted = fit_coefficients(values, np.array([row.reserved_bytes for row in chosen]))
-            found[depth][family] = {
+            found[depth][group] = {
                 name: float(f"{value:.4g}") for name, value in zip(depth_names, fitted, strict=True)
             }
     return found
@@ -97,31 +113,32 @@ def train(rows: Sequence[Labelled]) -> Trained:
     models: dict[str, trees.Trees] = {}
     spreads: dict[str, dict[str, dict[str, float]]] = {}
     scores: dict[str, dict[str, dict[str, float]]] = {}
-    kept: tuple[tuple[str, float], ...] = ()
+    kept: tuple[Residual, ...] = ()
     for depth in TERMS:
         chosen = _at(rows, depth)
-        inputs = np.array([vector(row.features, row.gpu) for row in chosen])
-        formula = np.array([own.formula_bytes(row.features, row.gpu) for row in chosen], dtype=float)
+        points = [own.point_of(row.features, row.gpu) for row in chosen]
+        inputs = np.array([vector(row.features, row.gpu, point) for row, point in zip(chosen, points, strict=True)])
+        formula = np.array([point.formula_bytes for point in points], dtype=float)
         target = np.log(np.array([row.reserved_bytes for row in chosen]) / formula)
         folds = np.array([_fold(row.group) for row in chosen])
-        residuals = np.zeros(len(chosen))
+        errors = np.zeros(len(chosen))
         for fold in range(FOLDS):
             is_test = folds == fold
             if is_test.any() and not is_test.all():
                 predicted = _boosted(inputs[~is_test], target[~is_test], depth).predict(inputs[is_test])
-                residuals[is_test] = target[is_test] - predicted
+                errors[is_test] = target[is_test] - predicted
         models[depth] = _boosted(inputs, target, depth)
-        spreads[depth], scores[depth] = _summaries(chosen, residuals, np)
-        if depth == "complete":
-            strata = (stratum(row.features, row.gpu) for row in chosen)
-            kept = tuple(zip(strata, map(float, residuals), strict=True))
+        found = tuple(
+            Residual(stratum(row.features, point.group), row.source, float(error))
+            for point, row, error in zip(points, chosen, errors, strict=True)
+        )
+        spreads[depth], scores[depth] = _spreads(found), _scores(found)
+        kept = found if depth == "complete" else kept
     return Trained(models, spreads, scores, kept)
 
 
 def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[Labelled]) -> None:
     """With a card that says what the model was trained on. `measured` fits one factor for each family."""
-    from collections import Counter
-
     def counted(name: str) -> dict[str, int]:
         return dict(Counter(str(getattr(row, name)) for row in rows))
 
@@ -147,30 +164,28 @@ def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[L
 def adapted(
     trained: Trained, measured: Sequence[Labelled]
 ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]]]:
-    """For each family with enough measured runs, the median of truth / estimate; and intervals from these runs and the
-    labels together. Those of jobs known by a summary stay as they are."""
+    """For each group with enough measured runs, the typical truth / estimate: the median of each source, averaged; and
+    intervals from these runs and the labels. Those of jobs known by a summary stay as they are."""
     from foretell.learn.estimator import Learned
 
     np = trees.numpy()
     model = Learned(trained.models, {"spreads": trained.spreads})
     guesses = model.guess_all([(row.features, row.gpu) for row in measured])
-    logs: dict[str, list[tuple[str, float]]] = {}
+    found: dict[str, list[Residual]] = {}
     for row, guess in zip(measured, guesses, strict=True):
         if guess is not None and row.reserved_bytes > 0:
+            point = own.point_of(row.features, row.gpu)
             residual = float(np.log(row.reserved_bytes / guess.reserved_bytes))
-            logs.setdefault(row.features.family, []).append((stratum(row.features, row.gpu), residual))
+            found.setdefault(point.group, []).append(Residual(stratum(row.features, point.group), row.source, residual))
     factors: dict[str, float] = {}
     residuals = list(trained.residuals)
-    for family, pairs in logs.items():
-        if len(pairs) >= FEWEST_MEASURED:
-            middle = float(np.median([residual for _, residual in pairs]))
-            factors[family] = round(float(np.exp(middle)), 5)
-            residuals += [(name, residual - middle) for name, residual in pairs]
-    complete = {
-        name: _spread(np.array([residual for each, residual in residuals if each.startswith(name)] or [0.0]), np)
-        for name in trained.spreads["complete"]
-    }
-    return factors, {**trained.spreads, "complete": complete if measured else trained.spreads["complete"]}
+    for group, group_residuals in found.items():
+        if len(group_residuals) >= FEWEST_MEASURED:
+            middle = float(np.mean([np.median(values) for values in _by_source(group_residuals).values()]))
+            factors[group] = round(float(np.exp(middle)), 5)
+            residuals += [replace(each, log=each.log - middle) for each in group_residuals]
+    complete = _spreads(residuals) if measured else trained.spreads["complete"]
+    return factors, {**trained.spreads, "complete": complete}
 
 
 def _at(rows: Sequence[Labelled], depth: Depth) -> list[Labelled]:
@@ -187,7 +202,8 @@ def _at(rows: Sequence[Labelled], depth: Depth) -> list[Labelled]:
 def _boosted(inputs: Any, target: Any, depth: Depth) -> trees.Trees:
     library = lightgbm()
     data = library.Dataset(inputs, label=target, feature_name=list(names(depth)))
-    return trees.from_lightgbm(library.train(_PARAMETERS, data, num_boost_round=_ROUNDS))
+    parameters = {**_PARAMETERS, "monotone_constraints": constraints(depth)}
+    return trees.from_lightgbm(library.train(parameters, data, num_boost_round=_ROUNDS))
 
 
 def _fold(group: str) -> int:
@@ -196,31 +212,47 @@ def _fold(group: str) -> int:
     return crc32(group.encode()) % FOLDS
 
 
-def _summaries(rows: Sequence[Labelled], residuals: Any, np: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Conformal quantiles of log(truth / estimate), and scores, for each stratum."""
-    strata = np.array([stratum(row.features, row.gpu) for row in rows])
-    spreads: dict[str, Any] = {}
-    scores: dict[str, Any] = {}
+def _of(residuals: Sequence[Residual], stratum: str) -> Sequence[Residual]:
+    """Those of the stratum, or of all if it has none: `cnn` are also those of `cnn-plain`."""
+    return [each for each in residuals if each.stratum.startswith(stratum)] or residuals
+
+
+def _by_source(residuals: Sequence[Residual]) -> dict[str, list[float]]:
+    """Sources with few rows are taken together."""
+    counts = Counter(each.source for each in residuals)
+    found: dict[str, list[float]] = {}
+    for each in residuals:
+        is_small = counts[each.source] < FEWEST_OF_A_SOURCE
+        found.setdefault("others" if is_small else each.source, []).append(each.log)
+    return found
+
+
+def _scores(residuals: Sequence[Residual]) -> dict[str, dict[str, float]]:
+    np = trees.numpy()
+    scores: dict[str, dict[str, float]] = {}
     for name in STRATA:
-        own_residuals = residuals[[each.startswith(name) for each in strata]]
-        if not len(own_residuals):
-            own_residuals = residuals
-        spreads[name] = _spread(own_residuals, np)
-        errors = np.abs(np.expm1(-own_residuals))
+        errors = np.abs(np.expm1([-each.log for each in _of(residuals, name)]))
         scores[name] = {
-            "rows": len(own_residuals),
+            "rows": len(errors),
             "median": round(float(np.median(errors)), 5),
             "p90": round(float(np.quantile(errors, 0.9)), 5),
         }
-    return spreads, scores
+    return scores
 
 
-def _spread(residuals: Any, np: Any) -> dict[str, float]:
-    return {
-        "low": round(_conformal(residuals, 0.025, np), 5),
-        "high": round(_conformal(residuals, 0.975, np), 5),
-        "bound": round(max(0.0, _conformal(residuals, 0.98, np)), 5),
-    }
+def _spreads(residuals: Sequence[Residual]) -> dict[str, dict[str, float]]:
+    """Conformal quantiles of log(truth / estimate) for each stratum: the widest of those of its sources, so that the
+    interval holds in every one of them."""
+    np = trees.numpy()
+    spreads: dict[str, dict[str, float]] = {}
+    for name in STRATA:
+        sources = _by_source(_of(residuals, name)).values()
+        spreads[name] = {
+            "low": round(min(_conformal(values, 0.025, np) for values in sources), 5),
+            "high": round(max(_conformal(values, 0.975, np) for values in sources), 5),
+            "bound": round(max(0.0, *(_conformal(values, 0.98, np) for values in sources)), 5),
+        }
+    return spreads
 
 
 def _conformal(residuals: Any, part: float, np: Any) -> float:

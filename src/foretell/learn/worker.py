@@ -1,8 +1,11 @@
 """A process on the virtual GPU that describes and labels many jobs, one after another.
 
-Lines of JSON come in (`{"draw": ...}` or `{"script": ..., "arguments": [...]}`) and go out, one for one. A label is the
-reserved memory of a few steps. It is to the byte that of a process of its own, because what a job leaves is cleared:
-garbage, cuBLAS workspaces, cached blocks. After an out-of-memory error or a crash the caller starts another one.
+Lines of JSON come in (`{"draw": ...}` or `{"script": ..., "arguments": [...]}`) and go out, one for one, after a first
+line that says `ready`. A label is the reserved memory of a few steps. It is to the byte that of a process of its own,
+because what a job leaves is cleared: garbage, cuBLAS workspaces, cached blocks. After an out-of-memory error or a crash
+the caller starts another one.
+
+With `--fresh`, each job has a process of its own: a fork of one that has imported everything and never used the GPU.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,12 +33,20 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what jobs print does not mix with the answers
     sys.modules["deepspeed"] = None  # type: ignore[assignment]  # transformers imports it, which takes seconds
-    torch.zeros(1, device="cuda")
-    _load_libraries()
-    _describe_on_the_cpu()
-    gc.collect()
-    gc.freeze()
+    is_fresh = "--fresh" in sys.argv[1:]
+    if not is_fresh:
+        _start()
+    answers.write("ready\n")
+    answers.flush()
     for line in sys.stdin:
+        if is_fresh and (child := os.fork()):
+            _, status = os.waitpid(child, 0)
+            if status:
+                answers.write(json.dumps({"problem": f"the process ended with status {status}"}) + "\n")
+                answers.flush()
+            continue
+        if is_fresh:
+            _start()
         question = json.loads(line)
         started = time.process_time()
         try:
@@ -43,9 +55,20 @@ def main() -> None:
         except Exception as error:
             answer = {"problem": f"{type(error).__name__}: {str(error)[:300]}"}
         answer["seconds"] = time.process_time() - started
-        _clear()
+        if not is_fresh:
+            _clear()
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+        if is_fresh:
+            os._exit(0)
+
+
+def _start() -> None:
+    torch.zeros(1, device="cuda")
+    _load_libraries()
+    _describe_on_the_cpu()
+    _clear()  # a job allocates its own cuBLAS workspace when it first needs one
+    gc.freeze()
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -72,14 +95,13 @@ def _describe_on_the_cpu() -> None:
 
 
 def _label(given: Any, *, describes: bool) -> dict[str, Any]:
+    """The job runs twice: a pass that is described frees some tensors later, which moves the peak by a few MiB."""
     draw = from_plain(Draw, given)
-    descriptions: list[Any] = []
-    with contextlib.ExitStack() as stack:
-        if describes:
-            stack.enter_context(Catcher(descriptions.append))
-        train(draw)
+    answer = _caught(partial(train, draw)) if describes else {}
+    _clear()
+    train(draw)
     torch.cuda.synchronize()
-    return {"features": descriptions[0] if descriptions else None, "reserved_bytes": torch.cuda.max_memory_reserved()}
+    return {**answer, "reserved_bytes": torch.cuda.max_memory_reserved()}
 
 
 def _describe(question: dict[str, Any]) -> dict[str, Any]:
