@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -229,3 +230,17 @@ def warm_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRuns]:
     runs = WarmRuns(tmp_path_factory.mktemp("warm-runs"))
     yield runs
     runs.close()
+
+
+@pytest.fixture(scope="session")
+def warm(warm_runs: WarmRuns) -> Warm:
+    """The warm processes of `warm_runs`, for tests that hand them over. A test that ends them makes its own."""
+    return warm_runs.warm
+
+
+@pytest.fixture
+def in_forks(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs a job in this process, a command or `foretell.estimate`, runs it in a fork of `warm`."""
+    from foretell import api
+
+    monkeypatch.setattr(api, "run", partial(api.run, warm=warm))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,6 @@ for dtype in (torch.float32, torch.float16):
 print("cuDNN", torch.backends.cudnn.version())
 """
 CAPABILITIES = sorted({gpu.compute_capability for gpu in gpus.all_gpus()})
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
-    process = Warm()
-    yield process
-    process.close()
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda pair: f"sm{pair[0]}{pair[1]}")

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from conftest import ROOT
+from foretell.cli import main
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 EXAMPLES = ROOT / "examples" / "ci"
@@ -290,15 +291,17 @@ def test_the_examples_of_the_documentation_are_those_in_the_repository() -> None
         assert code[0] in (EXAMPLES / name).read_text(), name
 
 
-def test_the_commands_of_the_documentation_run(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_forks")
+def test_the_commands_of_the_documentation_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     page = (ROOT / "docs" / "ci.md").read_text()
     commands = [line.partition("#")[0] for line in re.findall(r"^    (foretell check .*)$", page, re.MULTILINE)]
     assert len(commands) == 4
     (tmp_path / "train.py").write_text(TRAIN.replace('int(sys.argv[sys.argv.index("--width") + 1])', "256"))
+    monkeypatch.chdir(tmp_path)
     for command in commands:
-        words = [sys.executable, "-m", "foretell", *shlex.split(command)[1:]]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert main(shlex.split(command)[1:]) == 0, f"{command}\n{capfd.readouterr()}"
     (code,) = re.findall(r"```python\n(import foretell\n.*?)```", page, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[:2] == ["within", "within limits, " + done.stdout.splitlines()[1].split(", ")[1]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,12 +182,6 @@ for step in range(3):
     model(torch.randn(64, 256).cuda()).sum().backward()
     optimizer.step()
 """
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
-    with Warm() as warm:
-        yield warm
 
 
 def described(script: Path, text: str, warm: Warm) -> JobFeatures:

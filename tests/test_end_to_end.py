@@ -25,6 +25,7 @@ from foretell.runs import Progress, Warm, find_torch
 from foretell.trace import load
 from foretell.units import MIB
 from foretell.virtual import library_paths
+from warm_runs import WarmRuns
 
 SCRIPT = """
 import json, sys, torch
@@ -32,7 +33,7 @@ batch, steps = int(sys.argv[1]), int(sys.argv[2])
 model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)]).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(steps):
-    model(torch.randn(batch * (1 + step % 2), 1024).cuda()).square().mean().backward()
+    model(torch.randn(batch * (1 + step % 2), 1024, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 torch.save(model.state_dict(), "checkpoint.pt")
@@ -84,7 +85,9 @@ def test_the_peaks_are_what_torch_says_inside_the_script(run: Run, tmp_path: Pat
     assert again == document
 
 
-def test_a_card_that_is_too_small_is_exit_code_3_with_the_line(run: Run) -> None:
+def test_a_card_that_is_too_small_is_exit_code_3_with_the_line(
+    run: Run, warm_runs: WarmRuns, tmp_path: Path
+) -> None:
     done = run("--gpu", "512MiB,sm86", "--context", "160MiB", "--json", "-", "train.py", "65536", "4")
     assert done.returncode == 3, done.stderr
     document = json.loads(done.stdout)
@@ -94,8 +97,8 @@ def test_a_card_that_is_too_small_is_exit_code_3_with_the_line(run: Run) -> None
     assert document["oom"]["message"].startswith("CUDA out of memory. Tried to allocate 256.00 MiB")
     assert document["oom"]["requested_bytes"] == 256 * MIB
     assert "running again on a larger card" in done.stderr
-    on_large = run("--gpu", "48GiB,sm86", "--context", "160MiB", "--json", "-", "train.py", "65536", "4")
-    peak = json.loads(on_large.stdout)["peak"]
+    script = str(tmp_path / "train.py")
+    peak = warm_runs.run(script, "65536", "4", gpu="48GiB,sm86", context_bytes=160 * MIB, cwd=tmp_path).peak
     assert {name: document["need"][name] for name in ("device_bytes", "reserved_bytes", "request_bytes")} == {
         name: peak[name] for name in ("device_bytes", "reserved_bytes", "request_bytes")
     }
@@ -187,10 +190,12 @@ def test_a_function_is_estimated_in_a_child_process() -> None:
     assert estimate.peak.context_bytes == 200 * MIB
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_a_lambda_is_estimated_too() -> None:
     assert foretell.estimate(lambda: train(64), gpu="a100").verdict == "fits"
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_a_function_that_raises_is_a_script_error() -> None:
     def fails() -> None:
         raise ValueError("of its own")
@@ -214,7 +219,7 @@ torch.zeros(4, device="cuda")
 
 
 @pytest.mark.parametrize("words", [["train.py"], ["-m", "package.train"]])
-def test_a_job_runs_in_its_folder_with_its_environment(words: list[str], tmp_path: Path) -> None:
+def test_a_job_runs_in_its_folder_with_its_environment(words: list[str], warm: Warm, tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     for name in ("train.py", "package/train.py"):
         (tmp_path / name).write_text(TELLS)
@@ -225,13 +230,13 @@ def test_a_job_runs_in_its_folder_with_its_environment(words: list[str], tmp_pat
         environment=changes({"OF_THE_JOB": "5", "HOME": None}),
         options=CaptureOptions(isolation="none"),
     )
-    with Warm() as warm:
-        for each in (None, warm):
-            assert foretell_run(job, warm=each).estimate.verdict == "fits"
-            assert (tmp_path / "said").read_text() == f"{tmp_path} 5 False ['said']\n"
-            (tmp_path / "said").unlink()
+    for each in (None, warm):
+        assert foretell_run(job, warm=each).estimate.verdict == "fits"
+        assert (tmp_path / "said").read_text() == f"{tmp_path} 5 False ['said']\n"
+        (tmp_path / "said").unlink()
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_a_function_runs_in_the_folder_and_the_environment_it_is_given(tmp_path: Path) -> None:
     def tells() -> None:
         import os
@@ -254,9 +259,10 @@ def test_a_folder_or_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
         foretell.estimate(["train.py"], cwd=tmp_path)
 
 
-def test_a_script_that_fails_leaves_its_trace(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_forks")
+def test_a_script_that_fails_leaves_its_trace(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "train.py").write_text("import torch\ntorch.zeros(4, device='cuda')\nraise ValueError('of its own')\n")
-    run = foretell_run(Job(command=("train.py",), cwd=tmp_path, gpu=gpus.find("rtx-3060")))
+    run = foretell_run(Job(command=("train.py",), cwd=tmp_path, gpu=gpus.find("rtx-3060")), warm=warm)
     assert run.trace.exception is not None
     assert run.trace.final[0].peak_reserved_bytes > 0
     with pytest.raises(ScriptError, match="ValueError: of its own"):

@@ -119,11 +119,12 @@ def test_a_published_job_has_a_script_and_the_context_of_its_campaign(tmp_path: 
     assert [case.quantity for case in found] == [*["device"] * 5, "allocated"]
 
 
-def test_a_published_job_without_a_script_has_no_estimate_and_the_others_have_theirs(tmp_path: Path) -> None:
+def test_a_published_job_without_a_script_has_no_estimate_and_the_others_have_theirs(
+    tmp_path: Path, warm: Warm
+) -> None:
     write(tmp_path, "published_jobs", JOB_COLUMNS, "x,a job of another kind,v100-16gb,device,1,x,A")
     (case,) = cases.read(tmp_path)
-    with Warm() as warm:
-        found = runner.answer((case, "auto"), warm)
+    found = runner.answer((case, "auto"), warm)
     assert found.problem == "no script repeats this job: a job of another kind"
 
 

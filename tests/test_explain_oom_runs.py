@@ -3,10 +3,7 @@ that PyTorch wrote there and the script, and must find the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import foretell
 from foretell import gpus
@@ -17,12 +14,6 @@ from foretell.runs import Warm
 from foretell.units import MIB
 
 SCRIPTS = Path(__file__).parent / "oom"
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
-    with Warm() as shared:
-        yield shared
 
 
 def message_of(*command: str, gpu: str, warm: Warm, others: int = 0, steps: str = "auto") -> str:

@@ -366,7 +366,9 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_each_card_has_the_numbers_of_a_run_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_card_has_the_numbers_of_a_run_on_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], warm: Warm
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["fit", "--quiet", "--gpus", ",".join(CARDS), "--json", "-", str(tmp_path / "train.py")]
     assert main(words) == 0
@@ -374,14 +376,13 @@ def test_each_card_has_the_numbers_of_a_run_on_it(tmp_path: Path, capsys: pytest
     assert document["schema"] == "foretell.fit/1"
     assert len({card["verdict"] for card in document["cards"]}) == 3  # or the job says nothing
     options = CaptureOptions(stdout="file")
-    with Warm() as warm:
-        for card in document["cards"]:
-            job = Job(command=(str(tmp_path / "train.py"),), gpu=gpus.find(card["gpu"]), options=options)
-            estimate = api.find_need(api.run(job, warm=warm)).estimate
-            need = estimate.need
-            assert (card["verdict"] == "oom") == (estimate.verdict == "oom"), card
-            assert card["device_bytes"] == (need.device_bytes if need else estimate.device_bytes), card
-            assert card["request_bytes"] == (need.request_bytes if need else estimate.peak.request_bytes), card
+    for card in document["cards"]:
+        job = Job(command=(str(tmp_path / "train.py"),), gpu=gpus.find(card["gpu"]), options=options)
+        estimate = api.find_need(api.run(job, warm=warm)).estimate
+        need = estimate.need
+        assert (card["verdict"] == "oom") == (estimate.verdict == "oom"), card
+        assert card["device_bytes"] == (need.device_bytes if need else estimate.device_bytes), card
+        assert card["request_bytes"] == (need.request_bytes if need else estimate.peak.request_bytes), card
     assert document["estimate"]["gpu"]["name"] == document["smallest"]
 
 
@@ -437,16 +438,10 @@ layer(torch.randn(8, 8, device="cuda")).sum().backward()
 )
 @pytest.mark.parametrize("engine", ["virtual", "cpu"])
 def test_the_trace_says_what_the_script_asked_about_the_card(
-    engine: str, line: str, what: str | None, tmp_path: Path, fork: api.Warm
+    engine: str, line: str, what: str | None, tmp_path: Path, warm: Warm
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(ASKS.format(line))
     options = replace(JOB.options, engine=engine, stdout="file")
-    run = api.run(replace(JOB, command=(str(script),), options=options), warm=fork)
+    run = api.run(replace(JOB, command=(str(script),), options=options), warm=warm)
     assert run.trace.card_queries == ((f"{what}, at {script}:3",) if what else ())
-
-
-@pytest.fixture(scope="module")
-def fork() -> Iterable[api.Warm]:
-    with api.Warm() as warm:
-        yield warm

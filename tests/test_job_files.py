@@ -37,14 +37,13 @@ def job_of(folder: Path, isolation: Literal["auto", "kernel", "python", "none"],
 @pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
 @pytest.mark.parametrize("isolation", ["kernel", "python"])
 def test_a_script_finds_the_text_of_the_job_at_the_path_of_the_file(
-    isolation: Literal["kernel", "python"], is_warm: bool, tmp_path: Path
+    isolation: Literal["kernel", "python"], is_warm: bool, tmp_path: Path, warm: Warm
 ) -> None:
     user, capture = tmp_path / "user", tmp_path / "capture"
     for folder in (user, capture):
         folder.mkdir()
     job = job_of(user, isolation)
-    with Warm() as warm:
-        result = launch(job, capture, warm=warm if is_warm else None)
+    result = launch(job, capture, warm=warm if is_warm else None)
     assert result.exit_status == 0, (capture / OUTPUT).read_text()
     printed = (capture / OUTPUT).read_bytes().decode()
     assert printed.splitlines()[:2] == ["batch: 4096 # ü", "a = 22"]

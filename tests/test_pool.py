@@ -103,7 +103,7 @@ def test_closing_ends_what_runs_and_all_that_it_started(tmp_path: Path) -> None:
         pids = [int(word) for word in (tmp_path / "started").read_text().split()]
         pool.close()
         with pytest.raises(UnsupportedError, match="cancelled"):
-            future.result(60)
+            future.result(HANG_SECONDS)
     assert [is_alive(pid) for pid in pids] == [False, False]
 
 
@@ -117,18 +117,17 @@ def test_a_warm_process_that_is_killed_takes_its_run_with_it_and_is_named(tmp_pa
         run, server = (int(word) for word in (tmp_path / "started").read_text().split())
         os.kill(server, signal.SIGKILL)
         with pytest.raises(UnsupportedError, match="the warm process died"):
-            future.result(60)
+            future.result(HANG_SECONDS)
         assert not is_alive(run)
 
 
 # --- warm processes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def plain() -> list[Warm]:
-    """One for runs that nothing is hooked into and that see no card."""
-    with Warm() as warm:
-        yield warm
+@pytest.fixture
+def plain(warm: Warm) -> Warm:
+    """For runs that nothing is hooked into and that see no card."""
+    return warm
 
 
 def test_a_plain_run_sees_no_card_and_keeps_its_outputs_apart(plain: Warm, tmp_path: Path) -> None:
@@ -206,13 +205,12 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def test_a_function_runs_in_a_fork_and_gives_back_its_result(tmp_path: Path) -> None:
+def test_a_function_runs_in_a_fork_and_gives_back_its_result(warm: Warm, tmp_path: Path) -> None:
     job = Job(
         command=("add",), call=pickled(add, (2, 3), keeps_result=True), gpu=gpus.find("rtx-3060"),
         options=CaptureOptions(timeout_seconds=HANG_SECONDS),
     )  # fmt: skip
-    with Warm() as warm:
-        assert api.run(job, directory=tmp_path, warm=warm).trace.exit_status == 0
+    assert api.run(job, directory=tmp_path, warm=warm).trace.exit_status == 0
     assert result_of(tmp_path) == 5, (tmp_path / OUTPUT).read_text()
 
 
@@ -275,7 +273,7 @@ def test_a_cluster_that_does_not_answer_is_told_with_what_to_do(
 @pytest.mark.xdist_group("ray")  # two clusters at once would meet at the ports of Ray's client servers
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: make ray")
 @pytest.mark.parametrize("how", ["ray", "client"])
-def test_a_ray_cluster_of_two_nodes_gives_what_this_machine_gives(how: str, tmp_path: Path) -> None:
+def test_a_ray_cluster_of_two_nodes_gives_what_this_machine_gives(how: str, warm: Warm, tmp_path: Path) -> None:
     for width in (256, 512, 1024):
         (tmp_path / f"train{width}.py").write_text(TRAIN.format(width=width))
     scripts = sorted(map(str, tmp_path.glob("train*.py")))
@@ -287,8 +285,7 @@ def test_a_ray_cluster_of_two_nodes_gives_what_this_machine_gives(how: str, tmp_
     result = json.loads(line.removeprefix("RESULT "))
     assert result["num_workers"] == 2
     assert len({node for _, node in result["found"].values()}) == 2
-    with Warm() as warm:
-        for script in scripts:
-            job = Job(command=(script,), gpu=gpus.find("rtx-3060"), options=CaptureOptions(steps="all"))
-            here, there = api.run(job, warm=warm).estimate, Estimate.from_json(result["found"][script][0])
-            assert (there.peak, there.steps, there.caveats) == (here.peak, here.steps, here.caveats)
+    for script in scripts:
+        job = Job(command=(script,), gpu=gpus.find("rtx-3060"), options=CaptureOptions(steps="all"))
+        here, there = api.run(job, warm=warm).estimate, Estimate.from_json(result["found"][script][0])
+        assert (there.peak, there.steps, there.caveats) == (here.peak, here.steps, here.caveats)
