@@ -30,7 +30,8 @@ class WarmRuns:
     def run(
         self, *command: str | Path, gpu: str = "rtx-3060", trace: Path | None = None, cwd: Path | None = None,
         environment: dict[str, str] | None = None, context_bytes: int | None = None, used_by_others_bytes: int = 0,
-        profile: Profile | None = None, gpus_per_node: int | None = None, **options: Any,
+        profile: Profile | None = None, gpus_per_node: int | None = None, world_size: int | None = None,
+        ranks: str | None = None, **options: Any,
     ) -> ForetellRun:  # fmt: skip
         """As `foretell run --steps all`; `options` are those of CaptureOptions."""
         self._num_runs += 1
@@ -46,6 +47,8 @@ class WarmRuns:
             profile=profile,
             options=CaptureOptions(**{"steps": "all", "timeout_seconds": HANG_SECONDS, **options}),
             gpus_per_node=gpus_per_node,
+            world_size=world_size,
+            ranks=ranks,
         )
         run = api.run(job, directory=directory, warm=self.warm)
         output = (directory / OUTPUT).read_text(errors="replace")

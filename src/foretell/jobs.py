@@ -110,6 +110,11 @@ class Job:
     """Memory of an empty CUDA process; None: as measured in the profile, otherwise a guess for the card."""
     gpus_per_node: int | None = None
     """Cards of a machine; None: as many as the launcher of the command starts processes."""
+    world_size: int | None = None
+    """GPUs of the whole job; None: as many as its launcher starts processes."""
+    ranks: str | None = None
+    """Which of its ranks to run: `auto`, `all` or a list such as `0,7,64-71`; None: all, or `auto` of several
+    machines."""
     used_by_others_bytes: int = 0
     """Memory of the card used by other processes."""
     profile: Profile | None = None

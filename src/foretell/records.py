@@ -446,6 +446,23 @@ class World:
     ranks_run: tuple[int, ...]
     worst_rank: int
     """The one that the estimate is about: it runs out of memory, or needs the most."""
+    gpus_per_node: int | None = None
+    unknown: tuple[int, ...] = ()
+    """Ranks that were not run, and are not like any that was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communicator:
+    """A communicator of NCCL, as one rank uses it."""
+
+    name: str
+    size: int
+    channels: int
+    """An assumption about how the cards are connected."""
+    kinds: tuple[str, ...]
+    """Of collectives."""
+    bytes: int
+    """Of its buffers on this card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,7 +471,8 @@ class RankEstimate:
 
     rank: int
     stands_for: tuple[int, ...]
-    """All ranks with these numbers, itself among them."""
+    """All ranks with these numbers, itself among them: those that were run and need the same, and those that were not
+    run and are taken to."""
     local_rank: int | None
     verdict: Verdict
     peak: PeakMemory
@@ -464,6 +482,11 @@ class RankEstimate:
     oom: OutOfMemory | None = None
     is_complete: bool = True
     """False: it was stopped before its end, because another rank had failed."""
+    needed_by: int | None = None
+    """It was not asked for, but run because that rank needs its data."""
+    nccl_bytes: int = 0
+    """NCCL's buffers, which are part of the libraries."""
+    communicators: tuple[Communicator, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ def estimate_of(trace: Trace, *, attributes: bool = True) -> Estimate:
     Once a training step was seen there is a number, whatever ended the run (`Estimate.ended_by`). Raises if the run
     cannot be estimated, or failed before that.
     """
-    if not trace.other_ranks:
+    if trace.rank is None:
         return _estimate_of_one(trace, attributes=attributes)
     world, ranks, worst = compare_ranks(trace, lambda each: _estimate_of_one(each, attributes=False))
     return replace(_estimate_of_one(worst, attributes=attributes), world=world, ranks=ranks)

@@ -43,6 +43,15 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
         help="GPUs in the machine (default: as many as torchrun, accelerate or deepspeed is told to use, else 1)",
     )  # fmt: skip
     card.add_argument(
+        "--world-size", metavar="N", type=_world_size,
+        help="GPUs of the whole job, of which some are run (--ranks); --gpus-per-node is 8 then by default",
+    )  # fmt: skip
+    card.add_argument(
+        "--ranks", metavar="auto|all|LIST",
+        help="which ranks to run, e.g. 0,7,64-71; auto: the first and the last, and one of each stage of a pipeline "
+        "(default: all of one machine, auto of several)",
+    )  # fmt: skip
+    card.add_argument(
         "--used-by-others", metavar="SIZE", default="0",
         help="memory already used by other processes, such as a desktop, e.g. 800MiB (default: 0)",
     )  # fmt: skip
@@ -142,11 +151,15 @@ def job_of(options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_sho
         gpu=gpu,
         context_bytes=None if options.context is None else parse_bytes(options.context),
         gpus_per_node=options.gpus_per_node,
+        world_size=options.world_size,
+        ranks=options.ranks,
         used_by_others_bytes=parse_bytes(options.used_by_others),
         profile=profile,
         options=capture,
     )
-    note = resolve(job.command, engine=capture.engine, gpus_per_node=job.gpus_per_node).note
+    note = resolve(
+        job.command, engine=capture.engine, gpus_per_node=job.gpus_per_node, world_size=job.world_size, ranks=job.ranks
+    ).note
     if note and not options.quiet:
         say(note)
     return job
@@ -165,6 +178,12 @@ def _engine(options: argparse.Namespace) -> Engine | Literal["auto"]:
 def _count(text: str) -> int:
     if not re.fullmatch("[0-9]{1,4}", text) or int(text) == 0:
         raise UsageError(f"--gpus-per-node {text}: must be a number (1 or more).")
+    return int(text)
+
+
+def _world_size(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,6}", text) or int(text) == 0:
+        raise UsageError(f"--world-size {text}: must be a number (1 or more).")
     return int(text)
 
 

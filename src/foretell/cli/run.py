@@ -43,6 +43,8 @@ examples:
   foretell run --gpu 24GiB,sm89 --json - train.py > estimate.json
   foretell run --gpu rtx-3060 --report train.html --snapshot train.pickle train.py
   foretell run --gpu h100 --trace train.trace -- torchrun --nproc-per-node 2 train.py
+  foretell run --gpu h100 --world-size 1024 --ranks auto train.py
+  foretell run --gpu h100 --ranks 0 -- torchrun --nnodes 4 --nproc-per-node 8 train.py
 
 exit codes: 0 the job fits; 3 it would run out of memory; 1 the script itself failed;
             2 wrong usage or an unsupported environment; 130 interrupted

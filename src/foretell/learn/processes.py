@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -138,22 +138,17 @@ def describe_scripts(
     yield from ask_all(questions, workers=workers, gpu=DESCRIBE_GPU)
 
 
-def state_of_description(*, of_any_script: bool = False) -> str:
-    """What descriptions depend on: the code that makes them, the workloads (`of_any_script`: not these), and torch."""
+def state_of_description() -> str:
+    """What descriptions depend on: the code that makes them, the workloads, and torch."""
+    import hashlib
+
     from foretell.runs import find_torch
 
     package = Path(__file__).parent.parent
-    workloads = [] if of_any_script else sorted((package / "evaluation" / "workloads").glob("*.py"))
+    files = [package / "inside" / "describe.py", *sorted((package / "evaluation" / "workloads").glob("*.py"))]
     installed = find_torch(sys.executable)
-    digest = digest_of(package / "inside" / "describe.py", *workloads)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
     return f"{digest}-{installed.version if installed else ''}"
-
-
-@cache
-def digest_of(*paths: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
 def _ask_part(

@@ -89,6 +89,26 @@ KINDS: dict[str, Kind] = {
             "rank": Key("int"),
             "world_size": Key("int"),
             "local_rank": Key("int | null", "LOCAL_RANK: its number on its machine"),
+            "gpus_per_node": Key("int | null", "LOCAL_WORLD_SIZE"),
+        },
+    ),
+    "communicators": Kind(
+        "what NCCL's communicators of this rank were used for, when it ends",
+        {
+            "communicators": Key(
+                "list",
+                "`size`, `kinds` of collectives, `bytes` of buffers, `ranks` (of the job, if only some run) and "
+                "`neighbours` among them in a pipeline",
+            )
+        },
+    ),
+    "rank_needed": Kind(
+        "a rank that was not run is started, because this one needs its data",
+        {
+            "rank": Key("int"),
+            "by": Key("int", "the rank that needs it"),
+            "what": Key("str", "NCCL's function"),
+            "where": WHERE,
         },
     ),
     "allocator": Kind(
@@ -128,8 +148,6 @@ KINDS: dict[str, Kind] = {
             "samples": Key("list", "the first of those that the sampler drew for it", is_optional=True),
             "num_samples": Key("int", "how many it drew", is_optional=True),
             "is_trained": Key("bool", "false: it was only looked at (`steps` is `worst`)", is_optional=True),
-            "took_us": Key("int", "with `time`: how long loading it took without hooks", is_optional=True),
-            "worker_us": Key("int", "with `time`: how long a worker process takes for a batch", is_optional=True),
         },
     ),
     "operators": Kind("progress of the CPU engine with `execute`", {"count": Key("int", "computed so far")}),

@@ -91,7 +91,11 @@ def document(estimate: Estimate) -> dict[str, Any]:
 
 
 def _rank(rank: RankEstimate) -> dict[str, Any]:
-    return {**asdict(rank), "peak": {**asdict(rank.peak), "device_bytes": rank.peak.device_bytes}}
+    return {
+        **asdict(rank),
+        "stands_for": ",".join(map(str, rank.stands_for)),
+        "peak": {**asdict(rank.peak), "device_bytes": rank.peak.device_bytes},
+    }
 
 
 def _at_peak(attribution: Attribution) -> dict[str, Any]:
@@ -143,12 +147,17 @@ def read(text: str) -> Estimate:
         known = {each.name for each in fields(Estimate)} - {"attribution", "performance"}
         values = {name: value for name, value in values.items() if name in known}
         values.setdefault("engine", "virtual")
-        values["ranks"] = [{**each, "peak": _peak(each["peak"])} for each in values.get("ranks") or ()]
+        values["ranks"] = [_read_rank(each) for each in values.get("ranks") or ()]
         return from_plain(Estimate, {**values, "gpu": _gpu(document["gpu"]), "peak": _peak(document["peak"])})
     except KeyError as error:
         raise TraceError(f"damaged estimate: it has no {error}.") from None
     except (TypeError, AttributeError, ValueError, AssertionError, UsageError) as error:
         raise TraceError(f"damaged estimate: {error}.") from None
+
+
+def _read_rank(document: dict[str, Any]) -> dict[str, Any]:
+    alike = [int(rank) for rank in str(document["stands_for"]).split(",")]
+    return {**document, "stands_for": alike, "peak": _peak(document["peak"])}
 
 
 def parse(text: str | bytes, *, name: str = "this") -> dict[str, Any]:

@@ -32,6 +32,7 @@ _OTHER_CHANNELS = 2
 class NcclBytes:
     """What a communicator takes when it first connects, on one card."""
 
+    num_channels: int
     pair_bytes: int
     """Ring and shared buffer of two ranks."""
     ring_bytes: int
@@ -58,6 +59,7 @@ def nccl_bytes(gpu: Gpu, variables: Mapping[str, str] | None = None) -> NcclByte
     peer_channels = 1 << (channels - 1).bit_length()
     shared = peer_channels * _NUM_CHUNKS * (_NVLINK_CHUNK if has_nvlink else _OTHER_CHUNK)
     return NcclBytes(
+        num_channels=channels,
         pair_bytes=channels * (receive + send) + shared,
         ring_bytes=channels * (2 * receive + send) + shared,
         send_bytes=peer_channels * send,

@@ -22,6 +22,8 @@ from typing import Literal
 from foretell.errors import UnsupportedError, UsageError
 from foretell.records import Engine
 from foretell.runs.launchers import OneProcess, Ranks, processes
+from foretell.runs.taken_apart import Apart, take_apart
+from foretell.runs.worlds import World
 from foretell.versions import OLDEST_TORCH, parse_version
 from foretell.virtual import library_paths
 
@@ -41,6 +43,8 @@ class Command:
     """Variables to add to those of the job."""
     num_gpus: int = 1
     """Cards of the machine on which it runs."""
+    world: World | None = None
+    """Ranks that foretell starts itself, each with this command; None: the command starts its processes itself."""
     note: str | None = None
     """What was done with the command, if it is not run as it was given."""
 
@@ -62,17 +66,28 @@ def resolve(
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
     gpus_per_node: int | None = None,
+    world_size: int | None = None,
+    ranks: str | None = None,
 ) -> Command:
     """Resolve SCRIPT.py, -m MODULE or COMMAND, each with its arguments, and check what can be checked before it runs.
     Paths are relative to `cwd`, and stay as written."""
     environ = os.environ if environ is None else environ
     if cwd is not None and not cwd.is_dir():
         raise UsageError(f"no such working folder: {cwd}.")
-    launched = processes(words, environ, gpus_per_node=gpus_per_node)
+    apart = take_apart(words, environ, gpus_per_node=gpus_per_node, world_size=world_size, ranks=ranks)
+    launched = processes(words, environ, gpus_per_node=gpus_per_node) if apart is None else apart
     num_gpus = gpus_per_node or (launched.count if isinstance(launched, Ranks) else 1)
+    if isinstance(launched, Apart):
+        num_gpus = launched.world.per_node
     check_num_gpus(num_gpus)
-    if isinstance(launched, OneProcess):
-        command = _without_launcher(words, launched, cwd or Path(), environ.get("PATH"))
+    if isinstance(launched, Apart):
+        command = _without_launcher(words, launched.words, launched.launcher, cwd or Path(), environ.get("PATH"))
+        command = replace(command, world=launched.world, note=launched.note)
+    elif isinstance(launched, OneProcess):
+        command = _without_launcher(words, launched.words, launched.launcher, cwd or Path(), environ.get("PATH"))
+        shown = " ".join(f"{name}={value}" for name, value in launched.environment.items() if name in _SHOWN)
+        note = f"{launched.launcher} has one process to start; it runs directly, with {shown}"
+        command = replace(command, environment=launched.environment, note=note)
     else:
         command = _find(words, cwd or Path(), environ.get("PATH"))
     command = replace(command, num_gpus=num_gpus)
@@ -152,18 +167,25 @@ def _python_of(program: str) -> str | None:
     return shutil.which(words[0])
 
 
-def _without_launcher(words: Sequence[str], launched: OneProcess, cwd: Path, search_path: str | None) -> Command:
-    """The only process, started directly with the launcher's Python."""
-    if not launched.words:
-        raise UsageError(f"{launched.launcher} has nothing to run. Give a script: foretell run torchrun train.py")
-    command = _find(launched.words, cwd, search_path)
-    program = None if words[0] == "-m" else shutil.which(words[0], path=search_path)
-    python = _python_of(program) if program is not None else None
+def _without_launcher(
+    words: Sequence[str], own: Sequence[str], launcher: str, cwd: Path, search_path: str | None
+) -> Command:
+    """A process of the job, started directly with the launcher's Python."""
+    if not own:
+        raise UsageError(f"{launcher} has nothing to run. Give a script: foretell run torchrun train.py")
+    command = _find(own, cwd, search_path)
+    python = None if tuple(words) == tuple(own) else python_of_launcher(words, search_path, default=None)
     if python is not None and command.argv[0] == sys.executable:
         command = replace(command, argv=(python, *command.argv[1:]), python=python)
-    shown = " ".join(f"{name}={value}" for name, value in launched.environment.items() if name in _SHOWN)
-    note = f"{launched.launcher} has one process to start; it runs directly, with {shown}"
-    return replace(command, environment=launched.environment, note=note)
+    return command
+
+
+def python_of_launcher(
+    words: Sequence[str], search_path: str | None, default: str | None = sys.executable
+) -> str | None:
+    """The interpreter of `torchrun ...`, or `default`."""
+    program = None if words[0] == "-m" else shutil.which(words[0], path=search_path)
+    return (_python_of(program) if program is not None else None) or default
 
 
 def check_num_gpus(count: int) -> None:

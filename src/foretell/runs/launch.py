@@ -6,7 +6,9 @@ import contextlib
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -39,6 +41,7 @@ from foretell.runs.waiting import (
     see_to_its_end,
 )
 from foretell.runs.warm import Warm
+from foretell.runs.worlds import started_by
 
 
 def launch(
@@ -47,8 +50,12 @@ def launch(
     """Run the job to its end; docs/architecture.md describes the resulting capture folder."""
     words, options = words_of(job, directory), job.options
     command = resolve(
-        words, engine=options.engine, cwd=job.cwd, environ=job.variables(), gpus_per_node=job.gpus_per_node
-    )
+        words, engine=options.engine, cwd=job.cwd, environ=job.variables(), gpus_per_node=job.gpus_per_node,
+        world_size=job.world_size, ranks=job.ranks,
+    )  # fmt: skip
+    if command.world is not None:
+        argv = started_by(command.world, command.argv, directory, python=command.python, outer=sys.executable)
+        command = replace(command, argv=argv)
     if warm is not None and not warm.can_fork(command):
         warm = None
     output = directory / OUTPUT if warm is not None or options.stdout == "file" else None

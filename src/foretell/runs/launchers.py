@@ -1,5 +1,5 @@
 """Launchers: a single process is run without its launcher where all it does is known; several on one machine are
-started by the launcher itself, each rank on a card of its own."""
+started by the launcher itself, each rank on a card of its own. Several machines: taken_apart.py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from foretell.errors import UnsupportedError, UsageError
 
-_TORCHRUN = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
-_DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
-_REMOTE = {"srun", "horovodrun", "colossalai"}
-"""They start processes on other machines, or their own way."""
+TORCHRUN = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+DEEPSPEED = {"deepspeed", "deepspeed.launcher.runner"}
+_REMOTE = {"horovodrun", "colossalai"}
+"""They start processes their own way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Syntax:
+class Syntax:
     """The options of a launcher, with dashes; on the command line they may have underscores."""
 
     flags: frozenset[str]
@@ -27,16 +27,18 @@ class _Syntax:
     values: frozenset[str] | None = None
     """Those with one; None: all others."""
     short: dict[str, str] = field(default_factory=dict)
+    pairs: frozenset[str] = frozenset()
+    """Those with two values."""
 
 
-_TORCHRUN_SYNTAX = _Syntax(  # torch 2.6 to 2.15
+TORCHRUN_SYNTAX = Syntax(  # torch 2.6 to 2.15
     flags=frozenset({
         "standalone", "module", "no-python", "run-path", "use-env", "virtual-local-rank", "duplicate-stdout-filters",
         "duplicate-stderr-filters", "shutdown-timeout-is-fatal",
     }),
     short={"m": "module", "r": "redirects", "t": "tee"},
 )  # fmt: skip
-_ACCELERATE_SYNTAX = _Syntax(  # of accelerate 1.15, what leads to its simple launcher
+_ACCELERATE_SYNTAX = Syntax(  # of accelerate 1.15, what leads to its simple launcher
     flags=frozenset({"module", "no-python", "quiet"}),
     values=frozenset({
         "num-processes", "num-machines", "machine-rank", "mixed-precision", "dynamo-backend", "main-process-ip",
@@ -45,19 +47,22 @@ _ACCELERATE_SYNTAX = _Syntax(  # of accelerate 1.15, what leads to its simple la
     short={"m": "module", "q": "quiet"},
 )  # fmt: skip
 _ACCELERATE_COUNTS = re.compile(r"--num[_-](processes|machines)[= ](\d+)")
-_DEEPSPEED_SYNTAX = _Syntax(  # of deepspeed 0.19, what starts processes on this machine
+DEEPSPEED_SYNTAX = Syntax(  # of deepspeed 0.19, what starts processes on this machine
     flags=frozenset({"module", "no-python", "no-local-rank", "quiet"}),
-    values=frozenset({"num-nodes", "num-gpus", "num-accelerators", "master-addr", "master-port", "log-level"}),
-    short={"q": "quiet"},
+    values=frozenset({
+        "num-nodes", "num-gpus", "num-accelerators", "master-addr", "master-port", "log-level", "hostfile", "launcher",
+        "include", "exclude", "ssh-port",
+    }),
+    short={"q": "quiet", "H": "hostfile", "i": "include", "e": "exclude"},
 )
-_HOSTFILE = "/job/hostfile"
+HOSTFILE = "/job/hostfile"
 """Where DeepSpeed looks for machines."""
 ABOUT_SEVERAL = (
     "A rank of a DDP job needs about as much memory as one process; with FSDP, ZeRO or tensor parallelism it needs "
     "less, and one process does not show how much"
 )
 """What the memory of one process says about a job of several."""
-_HINT = f"Run one process: foretell run torchrun --nproc_per_node=1 SCRIPT.py. {ABOUT_SEVERAL}."
+HINT = f"Run one process: foretell run torchrun --nproc_per_node=1 SCRIPT.py. {ABOUT_SEVERAL}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,30 +88,31 @@ def processes(
 ) -> OneProcess | Ranks | None:
     """The only process that a launcher would start, or how many it starts itself; None if the words name no launcher,
     or one that does not say. Raises UnsupportedError for those of other machines."""
-    name, own = _launcher(list(words))
-    if name in _TORCHRUN:
+    name, own = launcher_of(list(words))
+    if name in TORCHRUN:
         return _of_torchrun(name, own, gpus_per_node or 1)
-    if name in _DEEPSPEED:
+    if name in DEEPSPEED:
         return _of_deepspeed(name, own, gpus_per_node)
     if name in _REMOTE:
-        raise UnsupportedError(f"{name} starts ranks in its own way, mostly on other machines. {_HINT}")
+        raise UnsupportedError(f"{name} starts ranks in its own way. {HINT}")
     world_size = environ.get("WORLD_SIZE", "")
     if world_size.isdigit() and int(world_size) > 1:
         raise UnsupportedError(
             f"WORLD_SIZE={world_size} is set, so the script would wait for {int(world_size) - 1} other processes. "
-            f"Start all of them with torchrun, or set WORLD_SIZE=1 and RANK=0. {ABOUT_SEVERAL}."
+            f"Start all of them with torchrun, add --world-size {int(world_size)} to run some of them, or set "
+            f"WORLD_SIZE=1 and RANK=0. {ABOUT_SEVERAL}."
         )
     return _of_accelerate(own, environ) if name == "accelerate" else None
 
 
-def _launcher(words: list[str]) -> tuple[str, list[str]]:
+def launcher_of(words: list[str]) -> tuple[str, list[str]]:
     """The name of a launcher, or of any other command, and the words that are for it."""
     if not words:
         return "", []
     for number, word in enumerate(words[:5]):
         if word == "-m" and number + 1 < len(words):
             module, own = words[number + 1], words[number + 2 :]
-            if module in _TORCHRUN | _DEEPSPEED | _REMOTE:
+            if module in TORCHRUN | DEEPSPEED | _REMOTE:
                 return module, own
             if module == "accelerate.commands.launch":
                 return "accelerate", own
@@ -118,12 +124,15 @@ def _launcher(words: list[str]) -> tuple[str, list[str]]:
     return name, words[1:]
 
 
-def _parsed(words: list[str], syntax: _Syntax) -> tuple[dict[str, str], tuple[str, ...]] | None:
+def parsed(words: list[str], syntax: Syntax) -> tuple[dict[str, str], tuple[str, ...]] | None:
     """Options by their names, and the script with its arguments; None if one of the options is not known."""
     options: dict[str, str] = {}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
         name, equals, value = words[at].lstrip("-").partition("=")
+        attached = re.fullmatch(r"-([a-zA-Z])(\d+)", words[at])
+        if attached and attached[1] in syntax.short:
+            name, equals, value = attached[1], "=", attached[2]
         name = name.replace("_", "-")
         name = syntax.short.get(name, name)
         if name not in syntax.flags:
@@ -132,8 +141,8 @@ def _parsed(words: list[str], syntax: _Syntax) -> tuple[dict[str, str], tuple[st
             if not equals:
                 at += 1
                 value = words[at] if at < len(words) else ""
-        options[name] = value
-        at += 1
+        options[name] = f"{options[name]}\0{value}" if name == "x" and name in options else value
+        at += 2 if name in syntax.pairs else 1
     return options, tuple(words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:])
 
 
@@ -141,23 +150,21 @@ def _parsed(words: list[str], syntax: _Syntax) -> tuple[dict[str, str], tuple[st
 
 
 def _of_torchrun(name: str, words: list[str], num_gpus: int) -> OneProcess | Ranks:
-    parsed = _parsed(words, _TORCHRUN_SYNTAX)
-    assert parsed is not None, "any option is known"
-    options, script = parsed
+    found = parsed(words, TORCHRUN_SYNTAX)
+    assert found is not None, "any option is known"
+    options, script = found
     count = _num_ranks(name, options, num_gpus)
     if count != 1:
         return Ranks(count=count)
-    script = _own_words(options, script)
+    script = own_words(options, script)
     if name == "torch.distributed.launch" and "use-env" not in options:
-        script = _with_argument(script, "--local-rank=0")
+        script = with_argument(script, "--local-rank=0")
     return OneProcess(words=script, launcher=name, environment=_environment(options))
 
 
 def _num_ranks(name: str, options: Mapping[str, str], num_gpus: int) -> int:
     """`gpu` and `auto` mean one for each card."""
-    num_nodes, per_node = options.get("nnodes", "1"), options.get("nproc-per-node", "1")
-    if num_nodes not in ("1", "1:1"):
-        raise UnsupportedError(f"jobs of several machines ({name} --nnodes={num_nodes}) are not supported yet. {_HINT}")
+    per_node = options.get("nproc-per-node", "1")
     if per_node in ("gpu", "auto"):
         return num_gpus
     if not per_node.isdecimal() or int(per_node) < 1:
@@ -190,14 +197,12 @@ def _environment(options: Mapping[str, str]) -> dict[str, str]:
 def _of_accelerate(words: list[str], environ: Mapping[str, str]) -> OneProcess | Ranks | None:
     """Without the launcher, which imports torch once more, if its options and nothing else say what it sets."""
     asked = {name: int(count) for name, count in _ACCELERATE_COUNTS.findall(" ".join(words))}
-    if asked.get("machines", 1) > 1:
-        raise UnsupportedError(f"jobs of several machines (accelerate) are not supported yet. {_HINT}")
     if asked.get("processes", 1) > 1:
         return Ranks(count=asked["processes"])
-    parsed = _parsed(words, _ACCELERATE_SYNTAX)
-    if parsed is None or not parsed[1] or _has_accelerate_config(environ):
+    found = parsed(words, _ACCELERATE_SYNTAX)
+    if found is None or not found[1] or _has_accelerate_config(environ):
         return None
-    options, script = parsed
+    options, script = found
     precision = options.get("mixed-precision", "no").lower()
     is_plain = options.get("dynamo-backend", "no").lower() == "no" and precision in ("no", "fp16", "bf16")
     counts = (options.get("num-processes", "1"), options.get("num-machines", "1"), options.get("machine-rank", "0"))
@@ -213,15 +218,31 @@ def _of_accelerate(words: list[str], environ: Mapping[str, str]) -> OneProcess |
         "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
         "OMP_NUM_THREADS": options.get("num-cpu-threads-per-process") or environ.get("OMP_NUM_THREADS") or "1",
     }
-    return OneProcess(words=_own_words(options, script), launcher="accelerate", environment=environment)
+    return OneProcess(words=own_words(options, script), launcher="accelerate", environment=environment)
+
+
+def accelerate_config(words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The text of the configuration that `accelerate launch` with these options reads; empty: none."""
+    given = re.search(r"--config[_-]file[= ](\S+)", " ".join(words))
+    paths = [Path(given[1])] if given else _accelerate_configs(environ)
+    for path in paths:
+        try:
+            return path.read_text(errors="replace")
+        except OSError:
+            continue
+    return ""
 
 
 def _has_accelerate_config(environ: Mapping[str, str]) -> bool:
     """As `accelerate config` writes it."""
+    return any(path.exists() for path in _accelerate_configs(environ))
+
+
+def _accelerate_configs(environ: Mapping[str, str]) -> list[Path]:
     home = environ.get("HOME", "~")
     cache = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "huggingface")
     folder = Path(cache.replace("~", home, 1) if cache.startswith("~/") else cache, "accelerate")
-    return any((folder / f"default_config.{suffix}").exists() for suffix in ("yaml", "json"))
+    return [folder / f"default_config.{suffix}" for suffix in ("yaml", "json")]
 
 
 # --- DeepSpeed --------------------------------------------------------------------------------------------------------
@@ -229,15 +250,13 @@ def _has_accelerate_config(environ: Mapping[str, str]) -> bool:
 
 def _of_deepspeed(name: str, words: list[str], num_gpus: int | None) -> OneProcess | Ranks | None:
     """Without a number, DeepSpeed uses all the cards there are."""
-    options, script = _parsed(words, _DEEPSPEED_SYNTAX) or ({}, ())
-    if options.get("num-nodes", "1") != "1" or os.path.exists(_HOSTFILE):
-        raise UnsupportedError(f"jobs of several machines ({name}) are not supported yet. {_HINT}")
+    options, script = parsed(words, DEEPSPEED_SYNTAX) or ({}, ())
     asked = options.get("num-gpus", options.get("num-accelerators", str(num_gpus or "")))
     if asked != "1":
         return Ranks(count=int(asked)) if asked.isdecimal() else None
-    script = _own_words(options, script)
+    script = own_words(options, script)
     if "no-local-rank" not in options:
-        script = _with_argument(script, "--local_rank=0")
+        script = with_argument(script, "--local_rank=0")
     environment = {  # deepspeed/launcher/launch.py
         "CUDA_VISIBLE_DEVICES": "0",
         "MASTER_ADDR": "127.0.0.1",
@@ -255,7 +274,7 @@ def _of_deepspeed(name: str, words: list[str], num_gpus: int | None) -> OneProce
 # --- shared -----------------------------------------------------------------------------------------------------------
 
 
-def _own_words(options: Mapping[str, str], script: tuple[str, ...]) -> tuple[str, ...]:
+def own_words(options: Mapping[str, str], script: tuple[str, ...]) -> tuple[str, ...]:
     if "module" in options:
         return ("-m", *script)
     if "no-python" not in options and script and not script[0].endswith(".py"):
@@ -263,7 +282,7 @@ def _own_words(options: Mapping[str, str], script: tuple[str, ...]) -> tuple[str
     return script
 
 
-def _with_argument(words: tuple[str, ...], argument: str) -> tuple[str, ...]:
+def with_argument(words: tuple[str, ...], argument: str) -> tuple[str, ...]:
     """As the first one of the script."""
     if not words:
         return words

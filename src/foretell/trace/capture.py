@@ -134,6 +134,7 @@ def _read_ranks(
     # The launcher's own failure follows from that of a rank.
     shared = [line for line in shared if line["kind"] != "exception"]
     traces = [_assemble(result, pid, journals[pid], shared, {pid: native[pid]}, 1) for pid in ranks.values()]
+    traces = [_with_whom_it_was_needed_by(each, journals) for each in traces]
     first = _first_exception(ranks, journals)
     if first is not None and first.is_oom:
         traces = [each if _has_run_out(each) else replace(each, exception=None) for each in traces]
@@ -143,6 +144,17 @@ def _read_ranks(
         traces = [replace(each, unsupported=(*each.unsupported, clash)) for each in traces]
     worst = max(traces, key=lambda each: (_has_run_out(each), _most_reserved(each)))
     return replace(worst, other_ranks=tuple(each for each in traces if each is not worst))
+
+
+def _with_whom_it_was_needed_by(trace: Trace, journals: dict[int, list[dict[str, Any]]]) -> Trace:
+    lines = [line for each in journals.values() for line in each if line["kind"] == "rank_needed"]
+    asked = [line for line in lines if trace.rank is not None and line["rank"] == trace.rank.rank]
+    if trace.rank is None or not asked:
+        return trace
+    first = min(asked, key=lambda line: int(line["time_us"]))
+    where = first.get("where")
+    mark = replace(trace.rank, needed_by=int(first["by"]), needed_where=None if where is None else str(where))
+    return replace(trace, rank=mark)
 
 
 def _has_run_out(trace: Trace) -> bool:
@@ -171,17 +183,18 @@ def _first_exception(ranks: dict[int, int], journals: dict[int, list[dict[str, A
 
 def _shared_card(traces: list[Trace], native: dict[int, _Native]) -> Unsupported | None:
     """NCCL refuses two ranks on one card; the virtual one does not, because it meets them one by one."""
-    users: dict[int, int] = {}
+    users: dict[tuple[int, int], int] = {}
     for trace in traces:
         if trace.pid is None or trace.rank is None or not trace.final:  # a killed one has not said which card
             continue
         if not any(count > 1 for count in trace.collectives.num_ranks):
             continue
-        card = native[trace.pid].card_of(trace.busiest_device)
+        node = trace.rank.rank // (trace.rank.gpus_per_node or trace.rank.world_size)
+        card = node, native[trace.pid].card_of(trace.busiest_device)
         if card in users:
             return Unsupported(
-                what=f"ranks {users[card]} and {trace.rank.rank} both used GPU {card}, which NCCL refuses (Duplicate "
-                "GPU detected)",
+                what=f"ranks {users[card]} and {trace.rank.rank} both used GPU {card[1]}, which NCCL refuses "
+                "(Duplicate GPU detected)",
                 hint="Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything is put on the GPU",
             )
         users[card] = trace.rank.rank

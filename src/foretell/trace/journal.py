@@ -12,6 +12,7 @@ from foretell.records import Engine, OutOfMemory, Phase, TensorShape
 from foretell.trace.records import (
     PHASES,
     BatchMark,
+    CommunicatorUse,
     CutLoop,
     DeviceMemory,
     Keeper,
@@ -139,7 +140,8 @@ def _torch(told: Told, line: Line) -> None:
 
 def _rank(told: Told, line: Line) -> None:
     told.rank = RankMark(
-        rank=int(line["rank"]), world_size=int(line["world_size"]), local_rank=_number(line.get("local_rank"))
+        rank=int(line["rank"]), world_size=int(line["world_size"]), local_rank=_number(line.get("local_rank")),
+        gpus_per_node=_number(line.get("gpus_per_node")),
     )
 
 
@@ -201,8 +203,6 @@ def _batch(told: Told, line: Line) -> None:
         samples=tuple(map(int, line.get("samples") or ())),
         num_samples=int(line.get("num_samples") or 0),
         is_trained=bool(line.get("is_trained", True)),
-        took_us=_number(line.get("took_us")),
-        worker_us=_number(line.get("worker_us")),
     )
     if batch.loader in told.loaders and batch.shape in told.batch_shapes:
         told.batches.append(batch)
@@ -281,10 +281,27 @@ def _keeper(told: Told, line: Line) -> None:
     told.keepers.append(Keeper(name=str(line.get("name")), what=str(line.get("what")), where=str(line.get("where"))))
 
 
+def _communicators(told: Told, line: Line) -> None:
+    if told.rank is None:
+        return
+    found = tuple(
+        CommunicatorUse(
+            size=int(each["size"]),
+            kinds=tuple(map(str, each["kinds"])),
+            buffer_bytes=int(each["bytes"]),
+            ranks=tuple(map(int, each["ranks"])),
+            neighbours=tuple(map(int, each["neighbours"])),
+        )
+        for each in line["communicators"]
+    )
+    told.rank = replace(told.rank, communicators=found)
+
+
 _READERS: dict[str, Callable[[Told, Line], None]] = {
     "process": _process,
     "torch": _torch,
     "rank": _rank,
+    "communicators": _communicators,
     "cudnn": _cudnn,
     "cuda": _cuda,
     "card_query": _card_query,
@@ -305,8 +322,11 @@ _READERS: dict[str, Callable[[Told, Line], None]] = {
     "caveat": _caveat,
     "keeper": _keeper,
 }
-"""Without `operators` (progress), and `survey`, `features`, `alternative` and `loader` (for advice and plans)."""
-_ANY_PROCESS = frozenset(_READERS) - {"rank", "allocator", "phase", "step", "pass", "batch", "end", "oom", "keeper"}
+"""Without `operators` (progress), and `survey`, `features`, `alternative` and `loader` (for advice and plans);
+`rank_needed` is about another process."""
+_ANY_PROCESS = frozenset(_READERS) - {
+    "rank", "communicators", "allocator", "phase", "step", "pass", "batch", "end", "oom", "keeper",
+}  # fmt: skip
 """Kinds that count from any process of the run."""
 
 

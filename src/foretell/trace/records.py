@@ -294,8 +294,6 @@ class RecordedStep:
     """CPU time that the process took for it, with foretell's hooks."""
     delay_us: int = 0
     """How long its main thread waited for a CPU that others had."""
-    loading_us: int = 0
-    """CPU time of loading batches in this process, with the hooks."""
     loop_us: float | None = None
     """CPU time of a fixed loop (inside/watch/operators.py): how fast this machine is; None: not measured."""
     phases: tuple[tuple[int, Phase], ...] = ()
@@ -383,11 +381,6 @@ class BatchMark:
     num_samples: int = 0
     is_trained: bool = True
     """False: it was only looked at."""
-    took_us: int | None = None
-    """How long the script took to load it, without hooks and without the time in which others had the CPU; None: not
-    measured. With workers, only what is left for this process."""
-    worker_us: int | None = None
-    """How long a worker process takes for a batch, as known by then; None: not measured, or there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,6 +404,20 @@ class ScriptException:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorUse:
+    """A communicator of NCCL, as one rank has used it."""
+
+    size: int
+    kinds: tuple[str, ...]
+    """Of collectives."""
+    buffer_bytes: int
+    ranks: tuple[int, ...] = ()
+    """Its ranks in the job; empty: not known."""
+    neighbours: tuple[int, ...] = ()
+    """Those among them that are the next stages of a pipeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankMark:
     """Which of the job's ranks a process is."""
 
@@ -418,6 +425,11 @@ class RankMark:
     world_size: int
     local_rank: int | None
     """Its number on its machine, if the launcher has said it."""
+    gpus_per_node: int | None = None
+    communicators: tuple[CommunicatorUse, ...] = ()
+    needed_by: int | None = None
+    """The rank that needed its data, for which it was started."""
+    needed_where: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
 from functools import wraps
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ..capture import Capture
 from ..watch.process_end import ProcessEnd
+from .absent import Absent
 
 TO_ITS_END, CUT_SHORT, BY_AN_EXCEPTION = range(3)
 """How a rank ends (native/libraries/exchange.h)."""
+OPERATIONS = (
+    "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather", "send", "recv",
+)  # fmt: skip
+"""In the order of protocol/native_log.py."""
 QUESTIONS = {"steps": 1, "evaluation": 2}
 """What the ranks agree on, by the number of the question."""
 
@@ -27,6 +33,7 @@ class Ranks:
         self._end = end
         self._library: Any = None
         self._joined: tuple[int, int] | None = None
+        self._of_absent: Absent | None = None
 
     def install(self, torch: Any, *, is_virtual: bool) -> None:
         if not torch.distributed.is_available():
@@ -36,6 +43,10 @@ class Ranks:
             @wraps(original)
             def init_process_group(*args: Any, **kwargs: Any) -> Any:
                 rank, world_size = rank_of(args, kwargs)
+                absent = self._absent(torch) if is_virtual else None
+                if absent is not None and rank is not None:
+                    absent.joins(rank, world_size, self._size_in_part())
+                    args, kwargs = (), by_name(args, kwargs, rank=rank, world_size=world_size, store=absent.store())
                 if world_size > 1 and not is_virtual:
                     self._capture.refuse(
                         f"the CPU engine cannot run a job of several ranks (world_size={world_size})",
@@ -56,6 +67,17 @@ class Ranks:
         if is_virtual:
             self._capture.before_end.append(lambda: ctypes.CDLL(None).foretell_drain(1))
 
+    def _size_in_part(self) -> int:
+        """The number of ranks, if not all of them run; else 0."""
+        library = ctypes.CDLL(None)
+        return int(library.foretell_size_in_part()) if hasattr(library, "foretell_size_in_part") else 0
+
+    def _absent(self, torch: Any) -> Absent | None:
+        if self._of_absent is None and self._size_in_part():
+            self._of_absent = Absent(self._capture, torch, ctypes.CDLL(None))
+            self._of_absent.install()
+        return self._of_absent
+
     def _join(self, rank: int, world_size: int) -> None:
         if world_size < 2 or self._joined == (rank, world_size):
             return
@@ -66,12 +88,37 @@ class Ranks:
             self._capture.before_end.append(self._leave)
         self._joined = rank, world_size
         self._library.foretell_join(rank, world_size)
-        self._capture.journal.write("rank", rank=rank, world_size=world_size, local_rank=_number("LOCAL_RANK"))
+        self._capture.journal.write(
+            "rank", rank=rank, world_size=world_size, local_rank=_number("LOCAL_RANK"),
+            gpus_per_node=_number("LOCAL_WORLD_SIZE"),
+        )  # fmt: skip
 
     def _leave(self) -> None:
+        self._capture.journal.write("communicators", communicators=list(self._communicators()))
         is_error = self._end.has_raised and not self._capture.is_cut_short
         how = BY_AN_EXCEPTION if is_error else CUT_SHORT if self._capture.is_cut_short else TO_ITS_END
         self._library.foretell_leave(how)
+
+    def _communicators(self) -> Iterator[dict[str, Any]]:
+        """Oldest first."""
+        world_size = self._joined[1] if self._joined else 1
+        values = (ctypes.c_int64 * 3)()
+        members, are_neighbours = (ctypes.c_int32 * world_size)(), (ctypes.c_bool * world_size)()
+        found: list[dict[str, Any]] = []
+        while self._library.foretell_communicator_use(len(found), values, members, are_neighbours, world_size):
+            size, operations, size_bytes = values
+            ranks = list(members[:size])
+            known = ranks if size and ranks[0] >= 0 else []
+            found.append(
+                {
+                    "size": size,
+                    "kinds": [name for bit, name in enumerate(OPERATIONS) if operations >> bit & 1],
+                    "bytes": size_bytes,
+                    "ranks": known,
+                    "neighbours": [rank for rank, is_one in zip(known, are_neighbours, strict=False) if is_one],
+                }
+            )
+        yield from reversed(found)
 
     def _agree(self, what: str, answer: bool) -> bool:
         return bool(self._library.foretell_agree(QUESTIONS[what], answer))
@@ -92,12 +139,21 @@ def _draining(original: Any) -> Any:
     return destroy_process_group
 
 
+NAMES = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options", "device_id")
+"""Of init_process_group, from torch 2.6 to 2.15."""
+
+
+def by_name(args: tuple[Any, ...], kwargs: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The arguments of init_process_group, without an address where the ranks would meet."""
+    given = {**dict(zip(NAMES, args, strict=False)), **kwargs, **changes}
+    given.pop("init_method", None)
+    return given
+
+
 def rank_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int]:
     """The rank and the number of ranks, as arguments of init_process_group and the environment say; None: not known
     before it has returned."""
-    # (backend, init_method, timeout, world_size, rank, ...) from torch 2.6 to 2.15; -1 means: from elsewhere.
-    names = ("backend", "init_method", "timeout", "world_size", "rank")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = {**dict(zip(NAMES, args, strict=False)), **kwargs}  # -1 means: from elsewhere
     query = parse_qs(urlsplit(str(given.get("init_method") or "")).query)
 
     def number(name: str) -> int | None:

@@ -212,11 +212,16 @@ def in_fork(job: dict[str, Any], inside: Any) -> NoReturn:
         else:
             os.environ[name] = value
     check_card()
+    run_to_its_end(job["argv"], inside)
+
+
+def run_to_its_end(words: list[str], inside: Any = None) -> NoReturn:
+    """Run SCRIPT ARGS or -m MODULE ARGS and end this process as Python would; `inside`: install the hooks first."""
     code = 0
     try:
-        if "FORETELL_CAPTURE" in os.environ:
+        if inside is not None and "FORETELL_CAPTURE" in os.environ:
             inside.install(json.loads(os.environ["FORETELL_CAPTURE"]))
-        run_words(job["argv"])
+        run_words(words)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if isinstance(end.code, str):

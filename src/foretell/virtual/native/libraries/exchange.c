@@ -17,22 +17,26 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_RANKS 4096        /* that run: those that do not are not on the board */
+#define MAX_RANKS 65536
 #define LOOK_MILLISECONDS 50  /* how often a rank that waits looks whether the others are alive */
 #define STUCK_LOOKS 60        /* so often nothing has changed, while all wait: for ever */
 #define AGREE_LOOKS 10        /* the same, where a rank waits only to agree with the others */
 #define MAX_QUESTIONS 8
 
+enum Presence { DOES_NOT_RUN, RUNS_FROM_THE_START, RUNS_ON_DEMAND };
 enum State { NOT_STARTED, RUNS, WAITS, HAS_ENDED, WAS_CUT_SHORT, HAS_FAILED };
 typedef struct {
     int32_t pid, state;
     int32_t waits_for;        /* a rank; -1: one that has not made the communicator yet */
     uint32_t num_changes;     /* of the state */
+    int32_t presence;         /* counts if only some ranks run */
     char what[40];
 } Slot;
 typedef struct {
     uint32_t bell;            /* rung, a futex, whenever anything changes */
     int32_t world_size;
+    int32_t is_partial;       /* only some ranks run */
+    int32_t are_roles_wanted; /* neighbours in a pipeline are started, too */
     Slot slots[MAX_RANKS];
 } Board;
 
@@ -117,6 +121,49 @@ static bool is_alive(int pid) {
     return !(after && (after[2] == 'Z' || after[2] == 'X'));
 }
 
+/* Before the ranks are started, by who starts them. */
+void foretell_some_run(int world_size, const int32_t *ranks, int count, int are_roles_wanted) {
+    if (!open_board()) return;
+    board->are_roles_wanted = are_roles_wanted;
+    board->world_size = world_size;
+    board->is_partial = 1;
+    for (int i = 0; i < count; i++) board->slots[ranks[i]].presence = RUNS_FROM_THE_START;
+}
+
+int foretell_run_on_demand(int rank) {
+    if (!open_board() || rank < 0 || rank >= MAX_RANKS) return 0;
+    int absent = DOES_NOT_RUN;
+    __atomic_compare_exchange_n(&board->slots[rank].presence, &absent, RUNS_ON_DEMAND, false, __ATOMIC_ACQ_REL,
+                                __ATOMIC_ACQUIRE);
+    return absent == DOES_NOT_RUN;
+}
+
+/* A process has ended: perhaps before it said that it is a rank. */
+void foretell_has_gone(int rank, int is_error) {
+    if (!open_board()) return;
+    int32_t state = NOT_STARTED;
+    __atomic_compare_exchange_n(&board->slots[rank].state, &state, is_error ? HAS_FAILED : HAS_ENDED, false,
+                                __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    ring();
+}
+
+bool do_some_not_run(void) { return open_board() && board->is_partial; }
+int foretell_size_in_part(void) { return do_some_not_run() ? board->world_size : 0; }
+
+static bool may_run(int rank) {
+    return !board->is_partial || __atomic_load_n(&board->slots[rank].presence, __ATOMIC_ACQUIRE) != DOES_NOT_RUN;
+}
+
+/* Those that are started on demand do not count: when they are is left to chance, and the result must not be. */
+bool runs_from_the_start(int rank) {
+    bool is_on_board = open_board() && rank >= 0 && rank < MAX_RANKS;
+    return !do_some_not_run() || (is_on_board && board->slots[rank].presence == RUNS_FROM_THE_START);
+}
+
+bool are_roles_wanted(void) { return do_some_not_run() && board->are_roles_wanted; }
+
+int this_rank(void) { return own_rank; }
+
 static int num_on_board(void) { return board->world_size < MAX_RANKS ? board->world_size : MAX_RANKS; }
 
 /* The state of a rank, or HAS_FAILED if its process is gone. */
@@ -133,7 +180,7 @@ static enum State state_of(int rank) {
 static enum State lost(int peer) {
     bool do_others_live = false;
     for (int rank = 0; rank < num_on_board(); rank++) {
-        if (rank == own_rank) continue;
+        if (rank == own_rank || !may_run(rank)) continue;
         enum State state = state_of(rank);
         do_others_live |= state == NOT_STARTED || state == RUNS || state == WAITS;
         if (state == HAS_FAILED || (rank == peer && (state == HAS_ENDED || state == WAS_CUT_SHORT))) {
@@ -152,6 +199,7 @@ static bool do_all_wait(uint64_t *changes) {
     *changes = 0;
     for (int rank = 0; rank < num_on_board(); rank++) {
         Slot *slot = &board->slots[rank];
+        if (!may_run(rank)) continue;
         int state = __atomic_load_n(&slot->state, __ATOMIC_ACQUIRE);
         *changes += __atomic_load_n(&slot->num_changes, __ATOMIC_ACQUIRE);
         if (state == NOT_STARTED || state == RUNS) return false;
@@ -242,7 +290,8 @@ bool identity_of(uint64_t communicator, int rank, Identity *identity) {
     return is_whole;
 }
 
-static Message hear_for(int patience, uint64_t communicator, int from, int to, Place *place, const char *what) {
+static Message hear_for(int patience, uint64_t communicator, int from, int to, int its_rank, Place *place,
+                        const char *what) {
     char path[PATH_MAX];
     Message message = {.answer = FAILED};
     if (!open_board() || !message_path(path, communicator, from, to)) return message;
@@ -250,9 +299,10 @@ static Message hear_for(int patience, uint64_t communicator, int from, int to, P
     uint32_t bell = __atomic_load_n(&board->bell, __ATOMIC_ACQUIRE);
     if (next_message(path, place, &message)) return message;
     Slot *slot = own_slot();
-    Identity peer = {.rank = -1};
+    Identity peer = {.rank = its_rank};
     if (slot) {
-        slot->waits_for = identity_of(communicator, from, &peer) ? peer.rank : -1;
+        identity_of(communicator, from, &peer);
+        slot->waits_for = peer.rank;
         snprintf(slot->what, sizeof slot->what, "%s", what);
     }
     now_is(WAITS);
@@ -281,8 +331,29 @@ static Message hear_for(int patience, uint64_t communicator, int from, int to, P
     return message;
 }
 
-Message hear(uint64_t communicator, int from, int to, Place *place, const char *what) {
-    return hear_for(STUCK_LOOKS, communicator, from, to, place, what);
+Message hear(uint64_t communicator, int from, int to, int its_rank, Place *place, const char *what) {
+    return hear_for(STUCK_LOOKS, communicator, from, to, its_rank, place, what);
+}
+
+/* For what the Python side waits for: 1, if nobody is left who could bring it. */
+int foretell_wait(const char *what) {
+    static __thread int looks;
+    static __thread uint64_t before;
+    Slot *slot = own_slot();
+    if (!board || !slot) return 0;
+    if (!what) { looks = 0; now_is(RUNS); return 0; }
+    if (!looks && slot->state != WAITS) {
+        slot->waits_for = -1;
+        snprintf(slot->what, sizeof slot->what, "%s", what);
+        now_is(WAITS);
+    }
+    uint32_t bell = __atomic_load_n(&board->bell, __ATOMIC_ACQUIRE);
+    struct timespec pause = {.tv_nsec = LOOK_MILLISECONDS * 1000000L};
+    uint64_t changes;
+    if (syscall(SYS_futex, &board->bell, FUTEX_WAIT, bell, &pause, NULL, 0) == 0) return 0;
+    looks = do_all_wait(&changes) && changes == before ? looks + 1 : 0;
+    before = changes;
+    return looks >= STUCK_LOOKS || lost(-1) != RUNS;
 }
 
 /* ---- what foretell itself asks ----------------------------------------------------------------------------------- */
@@ -312,9 +383,11 @@ int foretell_agree(uint64_t what, int answer) {
     tell(what, own_rank, EVERYBODY, 0, &own, sizeof own, sizeof own);
     questions[n].num_asked++;
     for (int rank = 0; rank < size && answer; rank++) {
+        if (!runs_from_the_start(rank)) continue;
         while (rank != own_rank && questions[n].num_heard[rank] < questions[n].num_asked) {
             Place *heard = &questions[n].heard[rank];
-            Message message = hear_for(AGREE_LOOKS, what, rank, EVERYBODY, heard, "the end of training");
+            Message message = hear_for(AGREE_LOOKS, what, rank, EVERYBODY, rank, heard,
+                                       "the end of training");
             if (message.answer != TOLD) {
                 questions[n].is_alone = message.answer == FAILED;
                 return answer;

@@ -26,10 +26,22 @@ bool identity_of(uint64_t communicator, int rank, Identity *identity); /* false:
 /* `to`: a rank of the communicator, or EVERYBODY; `subject`: a number that the others get with it. False: it could not
  * be written, and the others must not wait for it: see last_trouble(). */
 bool tell(uint64_t communicator, int from, int to, int64_t subject, const void *data, size_t bytes, size_t known);
-/* Waits for the next message. `what`: for whoever wonders what this rank is doing. */
-Message hear(uint64_t communicator, int from, int to, Place *place, const char *what);
+/* Waits for the next message. `its_rank`: in the job (-1: not known). `what`: for whoever wonders what this rank is
+ * doing. */
+Message hear(uint64_t communicator, int from, int to, int its_rank, Place *place, const char *what);
 const char *last_trouble(void);
 bool waits_for_ranks(void); /* a thread of this process */
+
+/* Of a job of which only some ranks run. */
+bool do_some_not_run(void);
+bool runs_from_the_start(int rank);
+bool are_roles_wanted(void);
+int this_rank(void);
+EXPORT void foretell_some_run(int world_size, const int32_t *ranks, int count, int are_roles_wanted);
+EXPORT int foretell_size_in_part(void); /* of the job; 0: all ranks run */
+EXPORT int foretell_run_on_demand(int rank); /* 0: it runs already */
+EXPORT void foretell_has_gone(int rank, int is_error);
+EXPORT int foretell_wait(const char *what);
 
 /* Told by the Python side: that this process is a rank, and how it ends. */
 EXPORT void foretell_join(int rank, int world_size);

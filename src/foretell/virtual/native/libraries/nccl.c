@@ -1,6 +1,7 @@
 /* NCCL: communicators of one rank, of several local GPUs, or of several processes. What the host may look at (integers,
  * small data) is really exchanged (exchange.c), as far as it is known. All else becomes unknown, and nobody waits for
  * it. Ranks that have been ended early are taken to contribute what this one does. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,13 @@ typedef struct {
     int num_splits;
     bool is_local;         /* several GPUs of this process */
     uint64_t id;
+    int32_t *members;      /* their ranks in the job, if only some of those run, else NULL */
+    struct CommunicatorUse *use;
+    int num_told;          /* messages to everybody: one for each collective that is exchanged */
     bool *is_absent;       /* by rank, as all below */
+    bool *has_received;    /* something, while nothing was sent */
+    bool *is_late;         /* it was started when this rank needed it, and has said all that is skipped already */
+    int *to_skip, *num_mirrored; /* messages to everybody, and those sent to this one that it was taken to have sent */
     Place *heard;          /* what each has told everybody */
     Place *received;       /* what each has sent to this one */
     bool has_ring, *sends_to, *receives_from; /* connected so far */
@@ -44,6 +51,105 @@ static uint64_t hash(uint64_t h, const void *data, size_t bytes) {
 }
 static uint64_t hash_of(const UniqueId *id) { return hash(14695981039346656037u, id, sizeof *id); }
 
+/* ---- what communicators were used for ---------------------------------------------------------------------------- */
+
+/* Stays when the communicator is gone. */
+typedef struct CommunicatorUse {
+    uint64_t id;
+    int num_ranks;
+    int32_t *members;
+    uint32_t operations;   /* a bit for each */
+    bool *is_neighbour;    /* in a pipeline: received from, and at another time sent to */
+    int64_t bytes;         /* of buffers */
+    struct CommunicatorUse *next;
+} CommunicatorUse;
+static CommunicatorUse *uses;
+static pthread_mutex_t uses_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static CommunicatorUse *new_use(uint64_t id, int num_ranks, int32_t *members) {
+    CommunicatorUse *use = allocate(sizeof *use);
+    pthread_mutex_lock(&uses_mutex);
+    *use = (CommunicatorUse){.id = id, .num_ranks = num_ranks, .members = members, .next = uses};
+    use->is_neighbour = allocate((size_t)num_ranks * sizeof *use->is_neighbour);
+    uses = use;
+    pthread_mutex_unlock(&uses_mutex);
+    return use;
+}
+
+/* One after the other, newest first; false: there is no such one. `members` (-1: not known) and `are_neighbours` have
+ * room for so many ranks. */
+EXPORT int foretell_communicator_use(int number, int64_t *values, int32_t *members, bool *are_neighbours, int room);
+int foretell_communicator_use(int number, int64_t *values, int32_t *members, bool *are_neighbours, int room) {
+    pthread_mutex_lock(&uses_mutex);
+    CommunicatorUse *use = uses;
+    for (int i = 0; i < number && use; i++) use = use->next;
+    pthread_mutex_unlock(&uses_mutex);
+    if (!use) return 0;
+    values[0] = use->num_ranks;
+    values[1] = use->operations;
+    values[2] = use->bytes;
+    for (int i = 0; i < room && i < use->num_ranks; i++) {
+        members[i] = use->members ? use->members[i] : -1;
+        are_neighbours[i] = use->is_neighbour[i];
+    }
+    return 1;
+}
+
+/* ---- which ranks run --------------------------------------------------------------------------------------------- */
+
+/* In a job of which only some ranks run the Python side tells who is in a communicator, and its name: all that run
+ * must find the same, also one that is started later. */
+typedef struct Told {
+    uint64_t unique_id, id;
+    int num_ranks;
+    int32_t *members;
+    struct Told *next;
+} Told;
+static Told *told, *next_split;
+static pthread_mutex_t told_mutex = PTHREAD_MUTEX_INITIALIZER;
+static int (*start_rank)(int rank, const char *what);
+static int are_replicas;
+
+static Told *new_told(int num_ranks, const int32_t *members) {
+    Told *new = allocate(sizeof *new);
+    *new = (Told){.num_ranks = num_ranks, .members = allocate((size_t)num_ranks * sizeof *members)};
+    memcpy(new->members, members, (size_t)num_ranks * sizeof *members);
+    return new;
+}
+
+EXPORT void foretell_communicator(const UniqueId *unique_id, uint64_t id, int num_ranks, const int32_t *members);
+void foretell_communicator(const UniqueId *unique_id, uint64_t id, int num_ranks, const int32_t *members) {
+    Told *new = new_told(num_ranks, members);
+    new->unique_id = hash_of(unique_id);
+    new->id = id;
+    pthread_mutex_lock(&told_mutex);
+    new->next = told;
+    told = new;
+    pthread_mutex_unlock(&told_mutex);
+}
+
+/* Also what the communicator would have: its members. */
+EXPORT void foretell_next_split(int num_ranks, const int32_t *members);
+void foretell_next_split(int num_ranks, const int32_t *members) {
+    next_split = num_ranks ? new_told(num_ranks, members) : NULL;
+}
+
+/* `function` starts a rank that does not run, because this one needs its data; 0: it does not. */
+EXPORT void foretell_on_need(int (*function)(int rank, const char *what));
+void foretell_on_need(int (*function)(int rank, const char *what)) { start_rank = function; }
+
+/* While this is so, the others have the same parameters and buffers: nobody is needed for theirs. */
+EXPORT void foretell_replicas(int are);
+void foretell_replicas(int are) { are_replicas += are ? 1 : -1; }
+
+static const Told *find_told(uint64_t unique_id) {
+    pthread_mutex_lock(&told_mutex);
+    Told *found = told;
+    while (found && found->unique_id != unique_id) found = found->next;
+    pthread_mutex_unlock(&told_mutex);
+    return found;
+}
+
 /* ---- communicators ----------------------------------------------------------------------------------------------- */
 
 EXPORT int ncclGetVersion(int *version);
@@ -58,6 +164,7 @@ static int connect(Communicator *c, int64_t bytes) {
         return failed(NCCL_CUDA_ERROR, "Failed to CUDA malloc: out of memory");
     c->buffers = with_room(c->buffers, sizeof *c->buffers, c->num_buffers, &c->buffer_room);
     c->buffers[c->num_buffers++] = buffer;
+    c->use->bytes += bytes;
     return NCCL_SUCCESS;
 }
 
@@ -83,6 +190,10 @@ static bool connects_lazily(void) {
 static void free_communicator(Communicator *c) {
     if (!c) return;
     free(c->is_absent);
+    free(c->is_late);
+    free(c->has_received);
+    free(c->to_skip);
+    free(c->num_mirrored);
     free(c->heard);
     free(c->received);
     free(c->sends_to);
@@ -92,24 +203,38 @@ static void free_communicator(Communicator *c) {
     free(c);
 }
 
-static int new_communicator(void **communicator, int num_ranks, int rank, uint64_t id) {
+static int new_communicator(void **communicator, int num_ranks, int rank, uint64_t id, const Told *about) {
     NEEDS(communicator);
+    if (about && about->num_ranks != num_ranks) return failed(NCCL_INVALID_USAGE, "not the ranks of the process group");
     if (num_ranks < 1 || rank < 0 || rank >= num_ranks) return NCCL_INVALID_ARGUMENT;
     use_library(LIBRARY_NCCL);
     Communicator *c = allocate(sizeof *c);
     size_t n = (size_t)num_ranks;
     *c = (Communicator){.rank = rank, .num_ranks = num_ranks, .device = current_device, .id = id};
+    c->use = new_use(id, num_ranks, about ? about->members : NULL);
     c->is_absent = allocate(n * sizeof *c->is_absent);
+    c->is_late = allocate(n * sizeof *c->is_late);
+    c->has_received = allocate(n * sizeof *c->has_received);
+    c->to_skip = allocate(n * sizeof *c->to_skip);
+    c->num_mirrored = allocate(n * sizeof *c->num_mirrored);
     c->heard = allocate(n * sizeof *c->heard);
     c->received = allocate(n * sizeof *c->received);
     c->sends_to = allocate(n * sizeof *c->sends_to);
     c->receives_from = allocate(n * sizeof *c->receives_from);
     if (num_ranks > 1) {
-        if (!can_exchange()) memset(c->is_absent, 1, n);
+        if (!can_exchange() || (do_some_not_run() && !about)) memset(c->is_absent, 1, n);
+        if (about) c->members = about->members;
+        for (int peer = 0; about && peer < num_ranks; peer++)
+            c->is_absent[peer] = peer != rank && !runs_from_the_start(c->members[peer]);
         introduce(id, rank);
     }
     *communicator = c;
     return num_ranks > 1 && !connects_lazily() ? connect_ring(c) : NCCL_SUCCESS;
+}
+
+static int new_by_unique_id(void **communicator, int num_ranks, int rank, const UniqueId *id) {
+    const Told *about = num_ranks > 1 ? find_told(hash_of(id)) : NULL;
+    return new_communicator(communicator, num_ranks, rank, about ? about->id : hash_of(id), about);
 }
 
 EXPORT int ncclGetVersion(int *version) {
@@ -124,16 +249,16 @@ EXPORT int ncclGetUniqueId(UniqueId *id) {
     return getrandom(id, sizeof *id, 0) == sizeof *id ? NCCL_SUCCESS : NCCL_SYSTEM_ERROR;
 }
 EXPORT int ncclCommInitRank(void **communicator, int num_ranks, UniqueId id, int rank) {
-    return new_communicator(communicator, num_ranks, rank, hash_of(&id));
+    return new_by_unique_id(communicator, num_ranks, rank, &id);
 }
 EXPORT int ncclCommInitRankConfig(void **communicator, int num_ranks, UniqueId id, int rank, void *config UNUSED) {
-    return new_communicator(communicator, num_ranks, rank, hash_of(&id));
+    return new_by_unique_id(communicator, num_ranks, rank, &id);
 }
 EXPORT int ncclCommInitRankScalable(void **communicator, int num_ranks, int rank, int num_ids, UniqueId *ids,
                                     void *config UNUSED) {
     NEEDS(ids);
     if (num_ids < 1) return NCCL_INVALID_ARGUMENT;
-    return new_communicator(communicator, num_ranks, rank, hash_of(ids));
+    return new_by_unique_id(communicator, num_ranks, rank, ids);
 }
 EXPORT int ncclCommInitAll(void **communicators, int count, const int *devices) {
     NEEDS(communicators);
@@ -141,7 +266,7 @@ EXPORT int ncclCommInitAll(void **communicators, int count, const int *devices) 
     UniqueId id;
     if (ncclGetUniqueId(&id)) return NCCL_SYSTEM_ERROR;
     for (int i = 0; i < count; i++) {
-        int result = new_communicator(&communicators[i], count, i, hash_of(&id));
+        int result = new_communicator(&communicators[i], count, i, hash_of(&id), NULL);
         if (result) return result;
         Communicator *c = communicators[i];
         c->device = devices ? devices[i] : i;
@@ -154,14 +279,41 @@ EXPORT int ncclCommInitAll(void **communicators, int count, const int *devices) 
 static Message hear_from(Communicator *c, int peer, const char *what) {
     Message message = {.answer = ABSENT};
     if (c->is_absent[peer]) return message;
-    message = hear(c->id, peer, EVERYBODY, &c->heard[peer], what);
+    for (int rank = c->members ? c->members[peer] : -1;; free(message.data)) {
+        message = hear(c->id, peer, EVERYBODY, rank, &c->heard[peer], what);
+        if (message.answer != TOLD || c->to_skip[peer]-- <= 0) break;
+    }
+    c->to_skip[peer] = 0;
     c->is_absent[peer] = message.answer == ABSENT;
     return message;
+}
+
+/* Whether a rank that does not run is started: this one waits for it from now on, where it has not waited before. */
+static bool is_started(Communicator *c, int peer, const char *what) {
+    bool is_asked = c->members && start_rank && !c->is_late[peer] && !runs_from_the_start(c->members[peer]);
+    if (!is_asked || !start_rank(c->members[peer], what)) return false;
+    c->is_late[peer] = true;
+    c->is_absent[peer] = false;
+    c->to_skip[peer] = c->num_told;
+    return true;
+}
+
+static int split_in_part(Communicator *from, int color, void **communicator) {
+    int split = from->num_splits++, rank = 0;
+    Told *about = next_split;
+    *communicator = NULL;
+    if (color < 0) return NCCL_SUCCESS; /* NCCL_SPLIT_NOCOLOR */
+    if (!about) return failed(NCCL_INVALID_USAGE, "ncclCommSplit, where only some ranks run, needs a process group");
+    next_split = NULL;
+    while (rank < about->num_ranks && about->members[rank] != this_rank()) rank++;
+    return new_communicator(communicator, about->num_ranks, rank,
+                            hash(hash(from->id, &split, sizeof split), &color, sizeof color), about);
 }
 
 /* The ranks of one color become a communicator, ordered by their keys. */
 EXPORT int ncclCommSplit(Communicator *from, int color, int key, void **communicator, void *config UNUSED) {
     NEEDS(from, communicator);
+    if (from->members) return split_in_part(from, color, communicator);
     int32_t own[2] = {color, key};
     int num_ranks = 1, rank = 0, split = from->num_splits++;
     bool is_asked = from->num_ranks > 1 && !from->is_local;
@@ -184,7 +336,7 @@ EXPORT int ncclCommSplit(Communicator *from, int color, int key, void **communic
     *communicator = NULL;
     if (color < 0) return NCCL_SUCCESS; /* NCCL_SPLIT_NOCOLOR */
     int result = new_communicator(communicator, num_ranks, rank,
-                                  hash(hash(from->id, &split, sizeof split), &color, sizeof color));
+                                  hash(hash(from->id, &split, sizeof split), &color, sizeof color), NULL);
     if (!result) ((Communicator *)*communicator)->is_local = from->is_local;
     return result;
 }
@@ -369,15 +521,44 @@ static int disagree(const Call *call, int peer, const Message *message) {
     return failed(NCCL_INVALID_USAGE, text);
 }
 
+/* Whether the data of a broadcast is what this rank has, too: of its root, of replicas, or of a root that has ended. */
+static bool is_source_like(const Call *call) {
+    Communicator *c = call->c;
+    if (!c->is_absent[call->peer]) return call->peer == c->rank;
+    return !c->members || are_replicas || runs_from_the_start(c->members[call->peer]);
+}
+
+/* What a rank that does not run tells: what this one does. Of a broadcast that is wrong, unless it is one of a group
+ * that each rank is the root of (a list all-gather), or all have the same: its root is started, if anybody may look at
+ * the data. */
+static Message instead_of(const Call *call, const Call *calls, size_t num_calls, int peer, const Message *own) {
+    Communicator *c = call->c;
+    bool is_root = call->operation == OPERATION_BROADCAST && peer == call->peer;
+    if (!is_root || !c->members) return *own;
+    Message message = {TOLD, own->data, own->bytes, 0, own->subject};
+    for (size_t i = 0; i < num_calls; i++) {
+        const Call *like = &calls[i];
+        bool is_own = like->operation == OPERATION_BROADCAST && like->c == c && like->peer == c->rank;
+        if (!is_own || like->type != call->type) continue;
+        size_t known = like->known < own->bytes ? like->known : own->bytes;
+        message.data = allocate(own->bytes);
+        if (known) memcpy(message.data, like->from, known);
+        message.known = known;
+        return message;
+    }
+    if (is_source_like(call)) return *own;
+    return is_integer(call->type) && is_started(c, peer, call->name) ? hear_from(c, peer, call->name) : message;
+}
+
 /* Everybody tells everybody: one that has nothing to contribute still tells that it has come this far. */
-static int run_collective(const Call *call) {
+static int run_collective(const Call *call, const Call *calls, size_t num_calls) {
     Communicator *c = call->c;
     if (!is_exchanged(call)) {
         if (call->to && has_result(call)) forget((uintptr_t)call->to, bytes_out(call));
         return NCCL_SUCCESS;
     }
     size_t bytes = bytes_in(call);
-    bool is_source = call->operation != OPERATION_BROADCAST || call->peer == c->rank || c->is_absent[call->peer];
+    bool is_source = call->operation != OPERATION_BROADCAST || is_source_like(call);
     Message own = {TOLD, allocate(bytes), bytes, is_source ? call->known : 0, subject_of(call)};
     if (own.known) memcpy(own.data, call->from, own.known);
     bool is_told = tell(c->id, c->rank, EVERYBODY, own.subject, own.data, bytes, own.known);
@@ -385,11 +566,13 @@ static int run_collective(const Call *call) {
     Message *messages = allocate((size_t)c->num_ranks * sizeof *messages);
     for (int peer = 0; peer < c->num_ranks && !result; peer++) {
         messages[peer] = peer == c->rank ? own : hear_from(c, peer, call->name);
-        if (messages[peer].answer == ABSENT) messages[peer] = own;
+        if (messages[peer].answer == ABSENT) messages[peer] = instead_of(call, calls, num_calls, peer, &own);
+        if (messages[peer].answer == ABSENT) messages[peer] = own; /* it was started, and has ended */
         if (messages[peer].answer == FAILED) result = failed(NCCL_REMOTE_ERROR, last_trouble());
         else if (messages[peer].subject != own.subject || messages[peer].bytes != bytes)
             result = disagree(call, peer, &messages[peer]);
     }
+    c->num_told++;
     if (!result && has_result(call)) put_result(call, messages);
     for (int peer = 0; peer < c->num_ranks; peer++)
         if (messages[peer].data != own.data) free(messages[peer].data);
@@ -399,7 +582,7 @@ static int run_collective(const Call *call) {
 }
 
 /* A rank that does not run sends what this one, in the same group, sends to itself, or else to that rank. */
-static Message mirrored(const Call *receive, const Call *calls, size_t num_calls) {
+static const Call *sent_alike(const Call *receive, const Call *calls, size_t num_calls) {
     const Call *like = NULL;
     for (size_t i = 0; i < num_calls; i++) {
         const Call *call = &calls[i];
@@ -407,10 +590,32 @@ static Message mirrored(const Call *receive, const Call *calls, size_t num_calls
             part_bytes(call) == part_bytes(receive);
         if (fits && (call->peer == receive->c->rank || (call->peer == receive->peer && !like))) like = call;
     }
+    return like;
+}
+static Message mirrored(const Call *receive, const Call *like) {
     size_t known = like ? like->known : 0;
     Message message = {TOLD, allocate(known ? known : 1), part_bytes(receive), known, 0};
     if (known) memcpy(message.data, like->from, known);
     return message;
+}
+
+/* A stage of a pipeline receives from one that runs other layers, and later sends to it: the two need not look at the
+ * data to depend on each other. In a ring, or an all-to-all, each does both at once, and all do the same; what is
+ * scattered goes one way. */
+static void note_pipeline(const Call *calls, size_t num_calls) {
+    bool is_there[2] = {false, false};
+    for (size_t i = 0; i < num_calls; i++) {
+        is_there[0] |= calls[i].operation == OPERATION_SEND;
+        is_there[1] |= calls[i].operation == OPERATION_RECEIVE;
+    }
+    for (size_t i = 0; i < num_calls && is_there[0] != is_there[1]; i++) {
+        Communicator *c = calls[i].c;
+        int peer = calls[i].peer;
+        if (is_there[1] && calls[i].operation == OPERATION_RECEIVE) c->has_received[peer] = true;
+        if (!is_there[0] || calls[i].operation != OPERATION_SEND || !c->has_received[peer]) continue;
+        c->use->is_neighbour[peer] = true;
+        if (c->is_absent[peer] && c->members && start_rank && are_roles_wanted()) start_rank(c->members[peer], NULL);
+    }
 }
 
 static int receive(const Call *call, const Call *calls, size_t num_calls) {
@@ -421,10 +626,18 @@ static int receive(const Call *call, const Call *calls, size_t num_calls) {
         return NCCL_SUCCESS;
     }
     Message message = {.answer = ABSENT};
-    if (call->peer != c->rank && !c->is_absent[call->peer])
-        message = hear(c->id, call->peer, c->rank, &c->received[call->peer], call->name);
+    const Call *like = sent_alike(call, calls, num_calls);
+    int peer = call->peer;
+    if (peer != c->rank && c->is_absent[peer] && !like) is_started(c, peer, call->name);
+    if (peer != c->rank && !c->is_absent[peer]) {
+        for (int rank = c->members ? c->members[peer] : -1;; free(message.data)) {
+            message = hear(c->id, peer, c->rank, rank, &c->received[peer], call->name);
+            if (message.answer != TOLD || c->num_mirrored[peer]-- <= 0) break;
+        }
+        c->num_mirrored[peer] = 0;
+    } else if (peer != c->rank) c->num_mirrored[peer]++;
     if (message.answer == FAILED) return failed(NCCL_REMOTE_ERROR, last_trouble());
-    if (message.answer == ABSENT) message = mirrored(call, calls, num_calls);
+    if (message.answer == ABSENT) message = mirrored(call, like);
     put(call->to, message.data, bytes, message.known < bytes ? message.known : bytes);
     free(message.data);
     return NCCL_SUCCESS;
@@ -444,6 +657,7 @@ static int connect_for(const Call *call) {
 static int run_calls(const Call *calls, size_t num_calls) {
     int result = NCCL_SUCCESS;
     if (num_calls) count_launch();
+    note_pipeline(calls, num_calls);
     for (size_t i = 0; i < num_calls && !result; i++) result = connect_for(&calls[i]);
     if (result) return result;
     for (size_t i = 0; i < num_calls; i++) {
@@ -455,7 +669,7 @@ static int run_calls(const Call *calls, size_t num_calls) {
     for (size_t i = 0; i < num_calls && !result; i++) {
         const Call *call = &calls[i];
         if (call->operation == OPERATION_RECEIVE) result = receive(call, calls, num_calls);
-        else if (call->operation != OPERATION_SEND) result = run_collective(call);
+        else if (call->operation != OPERATION_SEND) result = run_collective(call, calls, num_calls);
     }
     return result;
 }
@@ -496,6 +710,7 @@ static int call_now_or_later(Call call) {
     log_collective(call.name, (CollectiveRecord){
         .operation = call.operation, .count = (int64_t)call.count, .data_type = call.type,
         .bytes = (int64_t)part_bytes(&call), .num_ranks = c->num_ranks, .device = current_device});
+    c->use->operations |= 1u << call.operation;
     if (c->is_local || c->num_ranks == 1) {
         copy_own_data(&call);
         return NCCL_SUCCESS;

@@ -1,0 +1,149 @@
+"""Some ranks of many: what they need, and what they find where the others would be, is what it is if all run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import HAS_CUDA, ForetellRun
+from foretell import trace as traces
+from foretell.analysis.ranks import roles, stand_for_others
+from foretell.records import PeakMemory, RankEstimate
+from foretell.trace.records import CommunicatorUse, RankMark
+from warm_runs import WarmRuns
+
+SCRIPTS = Path(__file__).parent / "ranks"
+pytestmark = pytest.mark.skipif(not HAS_CUDA, reason="the CPU engine runs no job of several ranks")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRuns]:
+    runs = WarmRuns(tmp_path_factory.mktemp("some-ranks"))
+    yield runs
+    runs.close()
+
+
+def run(runs: WarmRuns, ranks: str, size: int, *words: str, trace: Path | None = None) -> ForetellRun:
+    return runs.run(SCRIPTS / f"{words[0]}.py", *words[1:], gpu="h100-sxm", trace=trace, world_size=size, ranks=ranks)
+
+
+def peaks(found: ForetellRun) -> dict[int, str]:
+    """As the ranks themselves say."""
+    return {int(rank): said for rank, said in re.findall(r"rank (\d+): (\d+ allocated, \d+ reserved)", found.stdout)}
+
+
+def collectives(path: Path) -> dict[int, list[tuple[int, ...]]]:
+    trace = traces.load(path)
+    found = {}
+    for each in (trace, *trace.other_ranks):
+        assert each.rank is not None
+        calls = each.collectives
+        found[each.rank.rank] = list(
+            zip(calls.operation, calls.num_ranks, calls.count, calls.data_type, calls.bytes, strict=True)
+        )
+    return found
+
+
+STRATEGIES = ["ddp", "fsdp1", "fsdp2", "hsdp", "tp", "pipeline"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("size", "some"), [(2, ["1"]), (4, ["0", "3", "1-2"])])
+def test_some_ranks_need_what_they_need_if_all_run(
+    runs: WarmRuns, tmp_path: Path, strategy: str, size: int, some: list[str]
+) -> None:
+    everything = run(runs, "all", size, "parallel", strategy, trace=tmp_path / "all")
+    expected, calls = peaks(everything), collectives(tmp_path / "all")
+    assert sorted(expected) == list(range(size)), everything.tail()
+    for ranks in some:
+        found = run(runs, ranks, size, "parallel", strategy, trace=tmp_path / ranks)
+        assert {int(rank) for rank in ranks.split("-")} <= peaks(found).keys(), found.tail()
+        assert peaks(found).items() <= expected.items()
+        assert collectives(tmp_path / ranks).items() <= calls.items()
+
+
+def test_one_rank_of_many_stands_for_all(runs: WarmRuns) -> None:
+    found = run(runs, "0", 1024, "parallel", "ddp").result
+    world, (row,) = found["world"], found["ranks"]
+    assert (world["size"], world["ranks_run"], world["worst_rank"], world["gpus_per_node"]) == (1024, [0], 0, 8)
+    assert row["stands_for"] == ",".join(map(str, range(1024)))
+    (communicator,) = row["communicators"]
+    assert (communicator["name"], communicator["size"]) == ("all ranks", 1024)
+    assert {"all_reduce", "broadcast"} <= set(communicator["kinds"])
+    assert row["nccl_bytes"] == communicator["bytes"] > 0
+
+
+def test_auto_runs_a_rank_of_each_stage(runs: WarmRuns) -> None:
+    """Stage 0 is ranks 0 to 7, stage 1 ranks 8 to 15: the last one needs the shapes that rank 7 sends."""
+    found = run(runs, "auto", 16, "parallel", "pipeline").result
+    assert {0, 7, 15} <= set(found["world"]["ranks_run"]) <= {0, 7, 8, 15}
+    assert [row["stands_for"] for row in found["ranks"]] == [
+        ",".join(map(str, range(8))), ",".join(map(str, range(8, 16)))
+    ]  # fmt: skip
+    assert found["ranks"][0]["peak"]["allocated_bytes"] > found["ranks"][1]["peak"]["allocated_bytes"]
+
+
+def test_a_rank_is_started_when_another_needs_its_data(runs: WarmRuns, tmp_path: Path) -> None:
+    found = run(runs, "2", 3, "needs", trace=tmp_path / "trace")
+    assert found.code == 0, found.tail()
+    said = sorted(line for line in found.stdout.splitlines() if line.startswith("rank "))
+    assert said == ["rank 1: [11, 12]", "rank 1: from 1", "rank 2: [11, 12]", "rank 2: from 1"]
+    assert {row["rank"]: row["needed_by"] for row in found.result["ranks"]} == {1: 2}
+    mark = traces.load(tmp_path / "trace").other_ranks[0].rank
+    assert mark is not None
+    assert (mark.rank, (mark.needed_where or "").rpartition("/")[2]) == (2, "")
+
+
+def test_what_only_an_absent_rank_could_set_is_refused(runs: WarmRuns) -> None:
+    found = run(runs, "1", 2, "needs", "store")
+    assert found.code == 2
+    assert re.search(r"rank 1 at .*needs\.py:\d+ waits for the key 'greeting' .* not run .*--ranks", found.stderr)
+
+
+def test_a_world_of_another_size_than_the_scripts_is_refused(runs: WarmRuns) -> None:
+    found = run(runs, "0", 4, "needs", "another size")
+    assert found.code == 2
+    assert "makes a process group of 2 ranks, but the job has 4" in found.stderr
+
+
+# --- who stands for whom ----------------------------------------------------------------------------------------------
+
+
+def mark(rank: int, size: int, *neighbours: int) -> RankMark:
+    use = CommunicatorUse(size=size, kinds=("send",), buffer_bytes=0, ranks=tuple(range(size)), neighbours=neighbours)
+    return RankMark(rank=rank, world_size=size, local_rank=0, communicators=(use,))
+
+
+def row(rank: int, device: int) -> RankEstimate:
+    peak = PeakMemory(allocated_bytes=0, reserved_bytes=device, library_bytes=0, context_bytes=0,
+                      device_low_bytes=device, device_high_bytes=device, request_bytes=device)  # fmt: skip
+    return RankEstimate(
+        rank=rank, stands_for=(rank,), local_rank=0, verdict="fits", peak=peak, num_steps=1, spare_bytes=0
+    )
+
+
+def test_the_rank_that_needs_more_stands_for_those_between() -> None:
+    found, unknown = stand_for_others([row(0, 10), row(3, 8)], [mark(0, 4), mark(3, 4)], 4)
+    assert [each.stands_for for each in found] == [(0, 1, 2), (3,)]
+    assert unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ([mark(7, 8, 5), mark(5, 8, 3, 7), mark(3, 8, 1, 5)], [0, 0, 1, 1, 2, 2, 3, 3]),
+        ([mark(5, 8, 4, 6), mark(6, 8, 5, 7)], [0, 1, 2, 3, 0, 1, 2, 3]),
+        ([mark(0, 4)], [0, 0, 0, 0]),
+    ],
+)
+def test_stages_of_pipelines_follow_from_one_of_them(marks: list[RankMark], expected: list[int]) -> None:
+    assert [roles(marks, len(expected))(rank) for rank in range(len(expected))] == expected
+
+
+def test_a_stage_that_was_not_run_is_not_known() -> None:
+    found, unknown = stand_for_others([row(0, 10)], [mark(0, 4, 2)], 4)
+    assert [each.stands_for for each in found] == [(0, 1)]
+    assert unknown == (2, 3)
