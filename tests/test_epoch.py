@@ -278,6 +278,28 @@ def test_what_no_shuffle_exceeds(
     assert all("up to 17 elements instead of 13" in caveat for caveat in caveats)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "is_certain"),
+    [([[8, 3], [8, 3], [2, 3]], True), ([[6, 3], [2, 3]], False), ([[8, 3], [8, 4]], False)],
+    ids=["a smaller last batch", "none was full", "other sizes"],
+)
+def test_a_smaller_last_batch_does_not_announce_larger_ones(
+    tmp_path: Path, shapes: list[list[int]], is_certain: bool
+) -> None:
+    folder = CaptureFolder(tmp_path).torch()
+    folder.journal("pass", number=0, length=3, num_samples=18, batch_size=8, sampler="RandomSampler", num_workers=0)
+    for index, shape in enumerate(shapes):
+        folder.journal(
+            "batch", loader=0, index=index, step=index, shape=index, num_elements=shape[0] * shape[1],
+            tensors=[["", "float32", shape]],
+        )  # fmt: skip
+        peak = 512 * shape[0] * shape[1]
+        folder.journal("phase", phase="backward", step=index).step(index, 10 + index, 0, MIB, (peak, MIB))
+    evidence = estimate_of(folder.end(0, MIB, (512, MIB)).trace()).evidence
+    assert evidence is not None
+    assert (evidence.longer_bytes == 0) == is_certain
+
+
 def test_the_page_has_the_rows_of_the_terminal(tmp_path: Path) -> None:
     estimate = estimate_of(recorded(tmp_path, [(0, 3), (1, 9)], num_steps=2).end(0, MIB, (512, MIB)).trace())
     rows = [(title.capitalize(), words) for title, words in batch_rows(estimate)]

@@ -62,7 +62,37 @@ def test_dnnmem_keeps_all_outputs_and_two_gradients() -> None:
 
 def test_faketensor_counts_no_optimizer_and_memtracker_does() -> None:
     assert published.faketensor_bytes(JOB) == 4 * PARAMETERS + 400_000 + 2_500_000
-    assert published.memtracker_bytes(JOB) == 4 * PARAMETERS + 400_000 + 2_500_000 + 8 * PARAMETERS
+    sgd = replace(JOB, optimizer="SGD", momentum=True)
+    assert published.memtracker_bytes(sgd) == 4 * PARAMETERS + 400_000 + 2_500_000 + 4 * PARAMETERS
+
+
+@pytest.mark.parametrize(("foreach", "temporaries"), [(True, 4 * PARAMETERS), (False, 2 * 4 * 500_000)])
+def test_memtracker_counts_the_step_of_the_optimizer(foreach: bool, temporaries: int) -> None:
+    """Parameters, gradients and two states, the input, and what the step allocates."""
+    job = replace(JOB, foreach=foreach, largest_parameter_bytes=4 * 500_000)
+    assert published.memtracker_bytes(job) == 16 * PARAMETERS + 400_000 + temporaries
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_memtracker_gives_what_the_tool_itself_counts(foreach: bool) -> None:
+    """On the CPU, over two steps of the job; the tool also has the optimizer's count of steps, 4 bytes a parameter."""
+    torch = pytest.importorskip("torch")
+    tool = pytest.importorskip("torch.distributed._tools.mem_tracker")
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 500), torch.nn.ReLU(), torch.nn.Linear(500, 10))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=foreach)
+    inputs = torch.zeros(100, 1000)
+    tracker = tool.MemTracker()
+    tracker.track_external(model, optimizer, inputs)
+    with tracker:
+        for step in range(2):
+            model(inputs).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not step:
+                tracker.reset_mod_stats()
+    (counted,) = tracker.get_tracker_snapshot("peak").values()
+    job = replace(JOB, foreach=foreach, largest_parameter_bytes=4 * 500_000)
+    assert published.memtracker_bytes(job) == counted["Total"] - 4 * 4
 
 
 def test_llmem_counts_the_logits_twice_and_divides_by_tensor_parallelism() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.test_formulas import JOB
@@ -11,9 +13,10 @@ from foretell import gpus
 from foretell.errors import UsageError
 from foretell.evaluation import instant
 from foretell.evaluation.records import Case
-from foretell.features import Guess, JobFeatures
+from foretell.features import Guess, JobFeatures, plain_features
 from foretell.formulas import Formula
 from foretell.formulas.device import beside_bytes
+from foretell.runs import Store
 from foretell.units import GIB, MIB
 
 
@@ -87,3 +90,24 @@ def test_measured_rows_leave_out_context_and_failed_runs() -> None:
 def test_an_unknown_estimator_is_named() -> None:
     with pytest.raises(UsageError, match="Known: guess, horus, dnnmem"):
         instant.parse_estimators("oracle")
+
+
+def test_a_job_is_described_again_when_its_script_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def describe_scripts(scripts: list[tuple[Path, tuple[str, ...]]], *, workers: int) -> Iterator[tuple[int, object]]:
+        for number, (path, _) in enumerate(scripts):
+            asked.append(path.name)
+            yield number, {"features": plain_features(JOB)}
+
+    monkeypatch.setattr(instant, "describe_scripts", describe_scripts)
+    monkeypatch.setattr(instant, "WORKLOADS", tmp_path)
+    cases = [a_case(1, GIB), a_case(2, GIB)]
+    for text in ("first", "first", "second"):
+        (tmp_path / "mlp.py").write_text(text)
+        instant.digest_of.cache_clear()
+        store = Store(tmp_path / "descriptions.jsonl", state="")
+        found = instant.describe(cases, store, workers=1, on_progress=lambda done, total: None)
+        store.close()
+        assert set(found) == {"cnn_a100/1", "cnn_a100/2"}
+    assert asked == ["mlp.py", "mlp.py"]  # both cases are one job

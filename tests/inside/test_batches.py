@@ -187,3 +187,40 @@ def test_the_description_of_a_huge_or_deep_batch_is_bounded() -> None:
     ring: dict[str, Any] = {}
     ring["self"] = ring
     assert described(ring) == ((), 0)
+
+
+LOADED = """
+    import sys, torch
+    from torch.utils.data import DataLoader
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 48
+        def __getitem__(self, index):
+            modes = torch._C._len_torch_function_stack()
+            return torch.full((64,), float(modes), device=sys.argv[2])
+    for batch in DataLoader(Data(), 8, num_workers=int(sys.argv[1])):
+        print(int(batch.max()))
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_batches_are_loaded_without_hooks_after_one_that_left_the_gpu_alone(capture: Run) -> None:
+    run = capture(LOADED, "0", "cpu", steps="all", time=True).check()
+    assert run.stdout.split() == ["1", "0", "1", "0", "0", "1"]  # the third one is loaded under the profiler
+    assert [line.get("took_us", 0) > 0 for line in run.lines("batch")] == [False, True, False, True, True, False]
+
+
+def test_batches_that_use_the_gpu_are_loaded_with_hooks(capture: Run) -> None:
+    run = capture(LOADED, "0", "cuda", steps="all", time=True).check()
+    assert run.stdout.split() == ["1"] * 6
+    assert not any("took_us" in line for line in run.lines("batch"))
+
+
+def test_workers_tell_how_long_a_batch_takes_them(capture: Run) -> None:
+    run = capture(LOADED, "1", "cpu", steps="all", time=True).check()
+    assert run.lines("batch")[-1]["worker_us"] > 0
+    assert "worker_us" not in capture(LOADED, "1", "cpu", steps="all").check().lines("batch")[-1]

@@ -73,6 +73,17 @@ def is_trained(trace: Trace, tensors: tuple[TensorShape, ...]) -> bool:
     return any([tensor.shape for tensor in trace.batch_shapes[shape]] == wanted for shape in shapes)
 
 
+def differ_in_number_only(trace: Trace) -> bool:
+    """Whether batches differ only in how many samples they have, and some had as many as the loader puts together: the
+    last one of a pass is smaller."""
+    loaders = trace.loaders or ()
+    seen = training_batches(trace)
+    shapes = [[tensor.shape for tensor in trace.batch_shapes[batch.shape]] for batch in seen]
+    most = max((shape[0] for tensors in shapes for shape in tensors if shape), default=0)
+    is_full = any(loaders[batch.loader].batch_size == most for batch in seen)
+    return is_full and len({tuple(shape[1:] for shape in tensors) for tensors in shapes}) == 1
+
+
 def _bound(batches: Sequence[tuple[TensorShape, ...]]) -> tuple[TensorShape, ...]:
     """The largest size of each dimension; empty if the batches do not have the same tensors."""
     if len({tuple((tensor.name, len(tensor.shape)) for tensor in tensors) for tensors in batches}) != 1:

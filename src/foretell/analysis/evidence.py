@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foretell.analysis.batches import differ_in_number_only
 from foretell.analysis.steps import most_waiting_bytes
 from foretell.analysis.workspaces import workspace_spread
 from foretell.protocol.native_log import WORKSPACE_SOURCES
@@ -19,7 +20,8 @@ def evidence_of(
     trace: Trace, counters: DeviceMemory, *, library_bytes: int, steps: Sequence[StepPeak], batches: Batches | None
 ) -> Evidence:
     peaks = [step.peak_allocated_bytes for step in steps]
-    may_be_longer = batches is not None and batches.num_shapes > 1 and not batches.is_largest_trained
+    is_varied = batches is not None and batches.num_shapes > 1 and not batches.is_largest_trained
+    may_be_longer = is_varied and not differ_in_number_only(trace)
     rows = trace.convolutions
     spread = workspace_spread(trace, counters.device)
     # Without a history: the tensors that cuDNN may copy.

@@ -241,7 +241,7 @@ def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
     if not isinstance(options.workers, int):
         raise UsageError(f"--workers {options.workers}: with --estimators, give a number.")
     estimators = instant.parse_estimators(options.estimators, models=options.model)
-    store = Store(options.answers or _cache() / "descriptions.jsonl", state=state_of_description())
+    store = Store(options.answers or _cache() / "descriptions.jsonl", state=state_of_description(of_any_script=True))
     with Progress(console=console(stderr=True), disable=options.quiet, transient=True) as progress:
         task = progress.add_task("describing jobs", total=None)
 

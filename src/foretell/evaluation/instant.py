@@ -20,7 +20,7 @@ from foretell.formulas.device import beside_bytes
 from foretell.learn import estimator as learned
 from foretell.learn import methods
 from foretell.learn.dataset import Row
-from foretell.learn.processes import describe_scripts
+from foretell.learn.processes import describe_scripts, digest_of
 from foretell.records import Gpu
 from foretell.runs.store import Store
 from foretell.units import GIB
@@ -125,10 +125,11 @@ def describe(
 
 
 def _job(case: Case) -> str:
+    """With a digest of its script: a job is described again when that has changed."""
     words = list(case.arguments)
     if "--batch-size" in words:
         del words[words.index("--batch-size") : words.index("--batch-size") + 2]
-    return " ".join([case.workload, *words])
+    return " ".join([case.workload, digest_of(WORKLOADS / case.workload), *words])
 
 
 def _described(case: Case, answer: dict[str, object]) -> JobFeatures | str:

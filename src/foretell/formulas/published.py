@@ -88,13 +88,24 @@ def faketensor_bytes(features: JobFeatures) -> int | None:
 
 
 def memtracker_bytes(features: JobFeatures) -> int | None:
-    """What torch.distributed._tools.mem_tracker.MemTracker adds up: the same with gradients and states of the optimizer
-    from the second step on. No workspaces, no caching allocator."""
+    """What torch.distributed._tools.mem_tracker.MemTracker (2.15) adds up: the same with gradients and states of the
+    optimizer from the second step on, or the optimizer's own step with its temporaries, if that is more. No workspaces,
+    no caching allocator."""
     peak = faketensor_bytes(features)
     if peak is None:
         return None
-    fixed = (features.parameter_bytes or 0) + (features.buffer_bytes or 0) + (features.trainable_bytes or 0)
-    return max(peak, fixed) + state_bytes(features)
+    trained = features.trainable_bytes or 0
+    states = state_bytes(features)
+    fixed = (features.parameter_bytes or 0) + (features.buffer_bytes or 0) + (features.input_bytes or 0)
+    return max(peak + states, fixed + trained + states + _step_temporaries(features))
+
+
+def _step_temporaries(features: JobFeatures) -> int:
+    """Of an optimizer of Adam's kind: a list as large as all that is trained, or two tensors as large as the largest
+    parameter, if it works tensor by tensor. SGD has none."""
+    if features.optimizer == "SGD":
+        return 0
+    return 2 * (features.largest_parameter_bytes or 0) if features.foreach is False else features.trainable_bytes or 0
 
 
 def schedtune_features(features: JobFeatures, gpu: Gpu) -> Sequence[float] | None:

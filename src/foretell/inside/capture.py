@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from .imports import ImportWatch
@@ -61,6 +61,13 @@ class Capture:
         """Called after each counted step."""
         self.last_after_step: Callable[[], None] = lambda: None
         """Called last after each step; may raise to end the run."""
+        self.on_batch: list[Callable[[], None]] = []
+        """Called after each batch that a DataLoader delivers to the script."""
+        self.loading_ns = 0
+        """CPU time in which this process has loaded batches; counted for `options.time`."""
+        self.without_values: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Inside of it torch functions run at their own pace, because no values are kept; only around what does not
+        touch the GPU."""
         self.before_end: list[Callable[[], None]] = []
         """Called once when the process ends, before the `end` line."""
         self.end_values: Callable[[], dict[str, Any]] = dict

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -138,17 +138,22 @@ def describe_scripts(
     yield from ask_all(questions, workers=workers, gpu=DESCRIBE_GPU)
 
 
-def state_of_description() -> str:
-    """What descriptions depend on: the code that makes them, the workloads, and torch."""
-    import hashlib
-
+def state_of_description(*, of_any_script: bool = False) -> str:
+    """What descriptions depend on: the code that makes them, the workloads (`of_any_script`: not these), and torch."""
     from foretell.runs import find_torch
 
     package = Path(__file__).parent.parent
-    files = [package / "inside" / "describe.py", *sorted((package / "evaluation" / "workloads").glob("*.py"))]
+    workloads = [] if of_any_script else sorted((package / "evaluation" / "workloads").glob("*.py"))
     installed = find_torch(sys.executable)
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    digest = digest_of(package / "inside" / "describe.py", *workloads)
     return f"{digest}-{installed.version if installed else ''}"
+
+
+@cache
+def digest_of(*paths: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
 def _ask_part(

@@ -148,6 +148,8 @@ KINDS: dict[str, Kind] = {
             "samples": Key("list", "the first of those that the sampler drew for it", is_optional=True),
             "num_samples": Key("int", "how many it drew", is_optional=True),
             "is_trained": Key("bool", "false: it was only looked at (`steps` is `worst`)", is_optional=True),
+            "took_us": Key("int", "with `time`: how long loading it took without hooks", is_optional=True),
+            "worker_us": Key("int", "with `time`: how long a worker process takes for a batch", is_optional=True),
         },
     ),
     "operators": Kind("progress of the CPU engine with `execute`", {"count": Key("int", "computed so far")}),

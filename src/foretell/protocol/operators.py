@@ -1,10 +1,10 @@
 """The operators of one step: `operators-<pid>.marshal`, written where the time of a step is asked for.
 
-`{"kind", "step", "begin_us", "end_us", "cpu_us", "delay_us", "loop_us", "signatures", "columns", "phases"}`: what was
-recorded (see KINDS), its number, when it began and ended, the CPU time that the process took for it, how long its
-main thread waited for a CPU, the CPU time of a fixed loop, which tells how fast this machine is, the distinct
-signatures, the bytes of one array for each of COLUMNS (an operator that another calls comes after it), and the phases
-as (time_us, phase).
+`{"kind", "step", "begin_us", "end_us", "cpu_us", "delay_us", "loading_us", "loop_us", "signatures", "columns",
+"phases"}`: what was recorded (see KINDS), its number, when it began and ended, the CPU time that the process took for
+it, how long its main thread waited for a CPU, the CPU time of loading batches, that of a fixed loop, which tells how
+fast this machine is, the distinct signatures, the bytes of one array for each of COLUMNS (an operator that another
+calls comes after it), and the phases as (time_us, phase).
 
 A signature is the JSON text of [name, inputs]. An input is a number, a boolean, null, or a tensor as
 [dtype, sizes, layout, is on the GPU]; several tensors are a list of them behind the word "list".

@@ -7,37 +7,47 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from foretell.records import Activity, ActivityTimeline, Bound, Gpu, KernelTime, Performance, Phase, StepTime, Wait
 from foretell.time.model import Constants, constants, demand, seconds
-from foretell.time.occupancy import sm_active, sm_occupancy
+from foretell.time.occupancy import fp32_flops, sm_active, sm_occupancy
 from foretell.time.queue import Host, Played, play, union
-from foretell.time.work import Item, Work, work_of
+from foretell.time.work import Item, Kind, Work, work_of
 from foretell.trace import Trace
 
-TYPICAL_FACTOR = 1.25
-FACTORS = (0.8, 4.0)
+TYPICAL_FACTOR = 0.8
+FACTORS = (0.6, 3.0)
 """The CPU of a machine with GPUs against that of the experiments, which the time of a fixed loop stands for: from a
-fast desktop to an older server. One factor explained all jobs of a machine, but differed from 1.4 to 8 between two; the
-typical one makes the bias of utilization small on the A100 whose jobs waited for their host."""
-OPERATOR_SECONDS = 1e-6
-"""CPU time of an operator without hooks, on the machine of the experiments: ResNet-50, 3.7 ms for 2,500 operators, less
-what a launch takes there."""
-LAUNCH_SECONDS = (2e-6, 4e-6, 9e-6)
+fast desktop to an older server. One factor explained all jobs of a machine, but differed much between two; the typical
+one, and the two times below, make the bias of utilization small on the A100 whose jobs waited for their host."""
+OPERATOR_SECONDS = 3e-6
+"""Of the host for an operator, with the Python around it and with caches that the driver's work has emptied."""
+LAUNCH_SECONDS = (4e-6, 8e-6, 12e-6)
 """Of the driver: low, typical, high."""
 KERNEL_SPREAD = (0.79, 1.26)
 """Kernels take so much of what the model says, in five of six models of families that no constant was fitted on."""
 DATACENTER_SPREAD = (0.79, 1.5)
 """Tensor cores of cards for data centres: what is public contradicts itself by 40 %."""
 UNKNOWN_SPREAD = 2.0
-ACTIVITY_SPREAD = (0.85, 1.15)
-"""Beyond what faster or slower kernels and hosts make of it: occupancy and DCGM's sampling are not modelled exactly."""
+ACTIVITY_FACTORS, ACTIVITY_KERNELS = (0.7, 1.5), (0.85, 1.15)
+"""Between which host and kernels lie, relative to what is expected, for the interval of utilization: a busy GPU has a
+fast host and slow kernels, so the ends of the step time are not those of utilization."""
+ACTIVITY_SPREAD = {
+    "gract": (0.95, 1.03), "gpu": (0.95, 1.03), "smact": (0.85, 1.1), "smocc": (0.8, 1.25),
+    "tensor_active": (0.7, 1.2), "fp32_active": (0.68, 1.5), "dram_active": (0.8, 1.2),
+}  # fmt: skip
+"""Beyond that, because occupancy and DCGM's sampling are not modelled exactly; by half of the MLPs and CNNs on an A100
+whose utilization was measured, but for tensor_active and dram_active, which were not."""
+LEAST_SPREAD = 0.004
 NUM_BUCKETS = 100
 NUM_WAITS = 5
 MANY_UNKNOWN = 0.3
 GRACT_OF_BUSY = 0.93
 """DCGM's graphics engine never counts as active for more: nvidia-smi's utilization is 1.07 times as high, in all runs
 that were measured on an A100."""
+IDLE_START = 0.7
+"""Of the time that a kernel takes to start and to end, in which the GPU counts as busy."""
 SMOCC_REACHED = 0.85
 """Achieved over theoretical occupancy: blocks end at different times."""
 _NUMBERS = re.compile(r"\.\d+(?=\.|$)")
@@ -49,6 +59,8 @@ class Outcome:
 
     played: Played
     durations: tuple[float, ...]
+    factor: float
+    """Of the host."""
 
 
 def performance(trace: Trace, gpu: Gpu, *, host_factor: float | None = None) -> Performance | None:
@@ -96,13 +108,17 @@ def performance_of(work: Work, gpu: Gpu, *, host_factor: float | None = None) ->
     slow = _play(work, gpu, shares, factor=factors[1], launch=LAUNCH_SECONDS[2], scale=scale)
     kernels = _kernel_seconds(work, typical)
     activity = _activity(work, gpu, typical)
-    ends = [_activity(work, gpu, outcome) for outcome in (fast, slow)]
+    spread = ACTIVITY_FACTORS if host_factor is None else (1.0, 1.0)
+    ends = [
+        _activity(work, gpu, _play(work, gpu, shares, factor=factor * host, launch=LAUNCH_SECONDS[1], scale=kernels))
+        for host, kernels in zip(spread, reversed(ACTIVITY_KERNELS), strict=True)
+    ]
     period = _period(work, typical)
     return Performance(
         time=_step_time(work, fast, typical, slow, factor, is_given=host_factor is not None),
         activity=activity,
-        activity_low=_extreme(min, [activity, *ends], ACTIVITY_SPREAD[0]),
-        activity_high=_extreme(max, [activity, *ends], ACTIVITY_SPREAD[1]),
+        activity_low=_extreme(min, [activity, *ends], at=0),
+        activity_high=_extreme(max, [activity, *ends], at=1),
         timeline=_timeline(work, gpu, typical),
         kernels=_grouped(work, gpu, kernels, _class),
         modules=_grouped(work, gpu, kernels, lambda item: _pattern(item.module)) if _has_modules(work) else (),
@@ -149,17 +165,19 @@ def plain_parts(work: Work, gpu: Gpu) -> dict[str, float]:
 def _play(work: Work, gpu: Gpu, shares: Constants, *, factor: float, launch: float, scale: float) -> Outcome:
     durations = tuple(scale * seconds(item, gpu, shares) if item.launches else 0.0 for item in work.items)
     host = Host(operator=OPERATOR_SECONDS * factor, launch=launch, factor=factor)
-    return Outcome(play(work, durations, host), durations)
+    return Outcome(play(work, durations, host), durations, factor)
 
 
 def _period(work: Work, outcome: Outcome) -> float:
     """Worker processes load beside the step: it cannot be shorter than they take for a batch."""
-    return max(outcome.played.period, _worker_seconds(work))
+    return max(outcome.played.period, _worker_seconds(work, outcome.factor))
 
 
-def _worker_seconds(work: Work) -> float:
-    """If the script waited for its workers although the virtual GPU is fast, the recorded step took as long as they
-    did."""
+def _worker_seconds(work: Work, factor: float) -> float:
+    """Where workers were not measured: if the script waited for them although the virtual GPU is fast, the recorded
+    step took as long as they did."""
+    if work.worker_us is not None:
+        return work.worker_us * 1e-6 * factor
     is_waiting = work.has_workers and work.loader_us > 0.3 * work.wall_us
     return work.wall_us * 1e-6 if is_waiting else 0.0
 
@@ -173,7 +191,7 @@ def _caveats(work: Work, gpu: Gpu) -> list[str]:
     found = []
     if gpu.power_watts is None:
         found.append(f"the power of {gpu.name} is not known, so the step time assumes that it holds its boost clock")
-    if work.has_workers and not _worker_seconds(work):
+    if work.has_workers and work.worker_us is None and not _worker_seconds(work, 1.0):
         kept_up = "the DataLoader's workers kept up with the virtual GPU"
         found.append(f"{kept_up}; whether they keep up with a real one is not known")
     return found
@@ -186,10 +204,9 @@ def _step_time(
     work: Work, fast: Outcome, typical: Outcome, slow: Outcome, factor: float, *, is_given: bool
 ) -> StepTime:
     period = _period(work, typical)
-    spans = _spans(work, typical)
-    busy = union(spans)
-    copies = union([typical.played.spans[at] for at, item in enumerate(work.items) if item.kind == "copy"])
-    loader = max(work.loader_us * 1e-6 if not work.has_workers else 0.0, _worker_seconds(work))
+    busy = union(_spans(work, typical, "kernel", "copy"))
+    copies = union(_spans(work, typical, "copy"))
+    loader = max(work.loader_us * 1e-6 * factor if not work.has_workers else 0.0, _worker_seconds(work, factor))
     host = max(0.0, typical.played.host_seconds - work.loader_us * 1e-6 * factor)
     low, high = (_period(work, outcome) for outcome in (fast, slow))
     return StepTime(
@@ -201,7 +218,7 @@ def _step_time(
         host_ms=1e3 * host,
         loader_ms=1e3 * loader,
         copy_ms=1e3 * copies,
-        bound=_bound(period, busy - copies, host, loader, copies),
+        bound=_bound(period, union(_spans(work, typical, "kernel")), host, loader, copies),
         samples_per_second=None if work.num_samples is None else work.num_samples / period,
         phases={phase: 1e3 * took for phase, took in _phases(work, typical, period).items()},
         host_factor=factor,
@@ -218,8 +235,9 @@ def _bound(period: float, kernels: float, host: float, loader: float, copies: fl
     return largest if parts[largest] > 0.5 * period else "mixed"
 
 
-def _spans(work: Work, outcome: Outcome) -> list[tuple[float, float]]:
-    return [span for span, item in zip(outcome.played.spans, work.items, strict=True) if item.launches]
+def _spans(work: Work, outcome: Outcome, *kinds: Kind) -> list[tuple[float, float]]:
+    items = zip(outcome.played.spans, work.items, strict=True)
+    return [span for span, item in items if item.launches and item.kind in kinds]
 
 
 def _phases(work: Work, outcome: Outcome, period: float) -> dict[Phase, float]:
@@ -240,21 +258,21 @@ def _phases(work: Work, outcome: Outcome, period: float) -> dict[Phase, float]:
 
 
 def _activity(work: Work, gpu: Gpu, outcome: Outcome) -> Activity:
-    period = _period(work, outcome)
+    period, start = _period(work, outcome), constants().start_seconds
     sm = occupancy = tensor = fp32 = dram = 0.0
     for item, (begin, end) in zip(work.items, outcome.played.spans, strict=True):
         if item.kind != "kernel":
             continue
-        took = end - begin
+        # Between the start of a kernel and its first block, no SM holds a warp.
+        took = max(0.0, end - begin - IDLE_START * item.launches * start)
         sm += took * sm_active(item, gpu)
         occupancy += took * sm_occupancy(item, gpu) * SMOCC_REACHED
         need = demand(item, gpu)
         dram += need.byte_seconds
         if item.unit in ("tensor", "tf32") and gpu.tensor_flops:
             tensor += item.flops / gpu.tensor_flops * (2 if item.unit == "tf32" else 1)
-        else:
-            fp32 += item.flops / gpu.fp32_flops
-    busy = min(1.0, union(_spans(work, outcome)) / period)
+        fp32 += fp32_flops(item, gpu) / gpu.fp32_flops
+    busy = min(1.0, union(_spans(work, outcome, "kernel")) / period)
     smact = GRACT_OF_BUSY * min(busy, sm / period)
     return Activity(
         gpu=busy,
@@ -267,9 +285,12 @@ def _activity(work: Work, gpu: Gpu, outcome: Outcome) -> Activity:
     )
 
 
-def _extreme(choose: Callable[[list[float]], float], each: Sequence[Activity], spread: float) -> Activity:
-    names = [f.name for f in fields(Activity)]
-    return Activity(**{name: min(1.0, spread * choose([getattr(one, name) for one in each])) for name in names})
+def _extreme(choose: Callable[[list[float]], float], each: Sequence[Activity], *, at: Literal[0, 1]) -> Activity:
+    def end(name: str) -> float:
+        value = ACTIVITY_SPREAD[name][at] * choose([getattr(one, name) for one in each])
+        return min(1.0, max(0.0, value + (LEAST_SPREAD if at else -LEAST_SPREAD)))
+
+    return Activity(**{f.name: end(f.name) for f in fields(Activity)})
 
 
 def _timeline(work: Work, gpu: Gpu, outcome: Outcome) -> ActivityTimeline:
@@ -282,12 +303,13 @@ def _timeline(work: Work, gpu: Gpu, outcome: Outcome) -> ActivityTimeline:
         if not item.launches:
             continue
         ends.append((last - begin, item.phase))
-        rate = demand(item, gpu).byte_seconds / (last - first) if item.kind == "kernel" and last > first else 0.0
-        active = sm_active(item, gpu) if item.kind == "kernel" else 0.0
+        is_kernel = item.kind == "kernel"
+        rate = demand(item, gpu).byte_seconds / (last - first) if is_kernel and last > first else 0.0
+        active = sm_active(item, gpu) if is_kernel else 0.0
         at = max(0, int((first - begin) / bucket))
         while at < NUM_BUCKETS and begin + at * bucket < last:
             inside = min(last, begin + (at + 1) * bucket) - max(first, begin + at * bucket)
-            busy[at] += inside
+            busy[at] += inside if is_kernel else 0.0
             classes[_class(item)][at] += inside
             sm[at] += inside * active
             dram[at] += inside * rate
@@ -300,7 +322,7 @@ def _timeline(work: Work, gpu: Gpu, outcome: Outcome) -> ActivityTimeline:
         return tuple(min(1.0, value / bucket) for value in column)
 
     # Kernels on several streams run at the same time: what is shown of them adds up to the whole.
-    crowd = [max(1.0, each / bucket) for each in busy]
+    crowd = [max(1.0, sum(each) / bucket) for each in zip(*classes.values(), strict=True)]
     in_order = sorted(classes, key=lambda name: -sum(classes[name]))
     return ActivityTimeline(
         bucket_ms=1e3 * bucket, gract=shares(busy), smact=shares(sm), dram_active=shares(dram), phase=tuple(phases),

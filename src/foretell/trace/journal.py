@@ -203,6 +203,8 @@ def _batch(told: Told, line: Line) -> None:
         samples=tuple(map(int, line.get("samples") or ())),
         num_samples=int(line.get("num_samples") or 0),
         is_trained=bool(line.get("is_trained", True)),
+        took_us=_number(line.get("took_us")),
+        worker_us=_number(line.get("worker_us")),
     )
     if batch.loader in told.loaders and batch.shape in told.batch_shapes:
         told.batches.append(batch)

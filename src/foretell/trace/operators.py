@@ -52,6 +52,7 @@ def read_operators(directory: Path, pid: int | None) -> dict[str, Any]:
             end_us=int(told["end_us"]),
             cpu_us=int(told["cpu_us"]),
             delay_us=int(told["delay_us"]),
+            loading_us=int(told.get("loading_us", 0)),
             loop_us=float(told["loop_us"]),
             phases=tuple((int(time_us), cast(Any, str(phase))) for time_us, phase in told["phases"] if phase in PHASES),
         )

@@ -294,6 +294,8 @@ class RecordedStep:
     """CPU time that the process took for it, with foretell's hooks."""
     delay_us: int = 0
     """How long its main thread waited for a CPU that others had."""
+    loading_us: int = 0
+    """CPU time of loading batches in this process, with the hooks."""
     loop_us: float | None = None
     """CPU time of a fixed loop (inside/watch/operators.py): how fast this machine is; None: not measured."""
     phases: tuple[tuple[int, Phase], ...] = ()
@@ -381,6 +383,11 @@ class BatchMark:
     num_samples: int = 0
     is_trained: bool = True
     """False: it was only looked at."""
+    took_us: int | None = None
+    """How long the script took to load it, without hooks and without the time in which others had the CPU; None: not
+    measured. With workers, only what is left for this process."""
+    worker_us: int | None = None
+    """How long a worker process takes for a batch, as known by then; None: not measured, or there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

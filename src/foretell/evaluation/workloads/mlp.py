@@ -1,11 +1,14 @@
 """A classifier of fully connected layers, trained on random data. What measured runs of such nets did is repeated: one
-forward with two rows first (a summary of the model), then training over epochs whose last batch is smaller."""
+forward with two rows first (a summary of the model), then training over epochs whose last batch is smaller. Batches are
+put together from shuffled samples by a DataLoader without workers, and the loss is read back twice a step."""
 
 import argparse
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 NUM_SAMPLES = 4096
 ACTIVATIONS = {
@@ -43,15 +46,17 @@ def build(options: argparse.Namespace) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def batch_sizes(batch_size: int, *, has_batch_norm: bool) -> Iterator[int]:
+def batches(options: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The end of an epoch, and some of the next one."""
-    yield from [batch_size] * min(3, NUM_SAMPLES // batch_size)
-    last = NUM_SAMPLES % batch_size
-    if last == 1 and has_batch_norm:
-        return  # batch normalization refuses a single row: there the measured run ended
-    if last:
-        yield last
-    yield from [batch_size] * min(2, NUM_SAMPLES // batch_size)
+    size, last = options.batch_size, NUM_SAMPLES % options.batch_size
+    is_last_refused = last == 1 and options.batch_norm  # of a single row: there the measured run ended
+    num_samples = min(3, NUM_SAMPLES // size) * size + (0 if is_last_refused else last)
+    labels = torch.randint(0, max(2, options.output_size), (num_samples,))
+    dataset = TensorDataset(torch.randn(num_samples, options.input_size), labels)
+    loader = DataLoader(dataset, batch_size=size, shuffle=True)
+    yield from loader
+    if not is_last_refused:
+        yield from islice(loader, min(2, NUM_SAMPLES // size))
 
 
 def main() -> None:
@@ -73,9 +78,8 @@ def main() -> None:
 
     criterion = nn.CrossEntropyLoss() if options.output_size > 1 else nn.BCEWithLogitsLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for size in batch_sizes(options.batch_size, has_batch_norm=options.batch_norm):
-        inputs = torch.randn(size, options.input_size)
-        labels = torch.randint(0, max(2, options.output_size), (size,))
+    epoch_loss = 0.0
+    for inputs, labels in batches(options):
         inputs, labels = inputs.cuda(), labels.cuda()
         optimizer.zero_grad()
         outputs = model(inputs)
@@ -84,6 +88,9 @@ def main() -> None:
         loss = criterion(outputs, labels)
         loss.backward()
         optimizer.step()
+        epoch_loss += loss.item()
+        progress = f"loss={loss.item():.3g}"
+    print(progress, epoch_loss)
 
 
 if __name__ == "__main__":

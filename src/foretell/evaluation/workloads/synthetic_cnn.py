@@ -1,10 +1,12 @@
 """A convolutional net of a family (uniform, pyramid, residual, dense, ...), trained on random images. One forward with
-two images comes first, as in the measured runs: a summary of the model."""
+two images comes first, as in the measured runs: a summary of the model. As there, two workers make the images, and the
+loss is read back in each step."""
 
 import argparse
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 MAX_CHANNELS = 2048
 GROWTH_RATE = 32
@@ -137,6 +139,17 @@ class Net(nn.Module):
         return self.last(x)
 
 
+class Images(Dataset[tuple[torch.Tensor, int]]):
+    def __init__(self, image: tuple[int, int, int], num_classes: int, num_images: int) -> None:
+        self.image, self.num_classes, self.num_images = image, num_classes, num_images
+
+    def __len__(self) -> int:
+        return self.num_images
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.randn(*self.image), int(torch.randint(0, self.num_classes, (1,)).item())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("input-channels", "num-classes", "depth", "base-filters", "batch-size", "image-size"):
@@ -156,15 +169,17 @@ def main() -> None:
 
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     criterion = nn.CrossEntropyLoss()
-    for _ in range(options.steps):
-        inputs = torch.randn(options.batch_size, *image)
-        labels = torch.randint(0, options.num_classes, (options.batch_size,))
+    epoch_loss = 0.0
+    images = Images(image, options.num_classes, options.steps * options.batch_size)
+    loader = DataLoader(images, batch_size=options.batch_size, shuffle=True, num_workers=2, pin_memory=True)
+    for inputs, labels in loader:
         inputs, labels = inputs.cuda(), labels.cuda()
         optimizer.zero_grad()
         outputs = model(inputs)
         loss = criterion(outputs, labels)
         loss.backward()
         optimizer.step()
+        epoch_loss += loss.item()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ def install(capture: Capture, torch: Any) -> None:
     mode.__enter__()
     capture.patches.added("a TorchFunctionMode", mode.leave)
     capture.before_end.append(mode.unknown.journal)
+    capture.without_values = mode.resting
     patches, when_imported = capture.patches, capture.imports.when_imported
     patches.wrap(torch.autograd, "_engine_run_backward", partial(_staying_on_in_backward, mode))
     patches.wrap(torch.UntypedStorage, "_share_cuda_", partial(_publishing_what_is_sent, mode))

@@ -9,19 +9,25 @@ A process that has not used the GPU keeps its lines back: only some of them matt
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import wraps
 from math import prod
 from operator import index
 from typing import Any
 
-from ..capture import Capture
+from ..capture import Capture, in_main_thread
+from .delay import delay_ns
+from .loading import WorkerTimes
 
 MOST_SAMPLES = 64
 """Samples of a batch that are named."""
 MOST_TENSORS = 64
+MOST_BARE = 3
+"""Batches that are loaded without hooks, for their time."""
 MOST_PARTS = 4096
 DEEPEST = 6
 
@@ -32,14 +38,18 @@ Tensor = tuple[str, str, tuple[int, ...]]
 class Delivered:
     """One batch, as far as it is noted."""
 
-    __slots__ = ("batch", "index", "loader", "num_elements", "samples", "tensors")
+    __slots__ = ("batch", "index", "loader", "num_elements", "samples", "tensors", "took_us", "worker_us")
 
-    def __init__(self, batch: Any, loader: int, index: int, samples: Any) -> None:
+    def __init__(self, batch: Any, loader: int, index: int, samples: Any, took_us: int | None) -> None:
         self.batch = batch
         self.loader = loader
         self.index = index
         """In its pass over the loader."""
         self.samples = samples
+        self.took_us = took_us
+        """To load it, without hooks and without the time in which others had the CPU."""
+        self.worker_us: int | None = None
+        """Of worker processes, for a batch."""
         self.tensors, self.num_elements = described(batch)
 
 
@@ -63,6 +73,10 @@ class Batches:
         self._num_passes = 0
         self._shapes: dict[tuple[Tensor, ...], int] = {}
         self._journal = _LateJournal(capture)
+        self._workers = WorkerTimes(capture)
+        self._num_bare = 0
+        self._leaves_gpu_alone = False
+        """Whether the batch before was loaded without it."""
         self.is_looking = False
         """Batches are looked at, but not handed to the script."""
         self.last: Delivered | None = None
@@ -73,6 +87,8 @@ class Batches:
         iterator_class = torch.utils.data.dataloader._BaseDataLoaderIter
         self._capture.patches.wrap(iterator_class, "_next_index", self._noting_indices)
         self._capture.patches.wrap(iterator_class, "__next__", self._noting_batches)
+        if self._capture.options.time:
+            self._workers.install(torch)
 
     def cuda_starts(self) -> None:
         self._journal.open()
@@ -93,13 +109,46 @@ class Batches:
     def _noting_batches(self, original: Any) -> Any:
         @wraps(original)
         def next_batch(iterator: Any) -> Any:
-            batch = original(iterator)
-            self._capture.guarded("batches", lambda: self._note(iterator, batch))
+            if not self._capture.options.time:
+                batch, took_us = original(iterator), None
+            else:
+                cpu = time.process_time_ns()
+                batch, took_us = self._timed(original, iterator)
+                self._capture.loading_ns += time.process_time_ns() - cpu
+            self._capture.guarded("batches", lambda: self._note(iterator, batch, took_us))
+            for call in self._capture.on_batch:
+                call()
             return batch
 
         return next_batch
 
-    def _note(self, iterator: Any, batch: Any) -> None:
+    def _timed(self, original: Any, iterator: Any) -> tuple[Any, int | None]:
+        """A batch, and how long it took without hooks: after one that allocated nothing on the GPU, the next ones are
+        loaded without the mode that keeps values."""
+        if self._torch._C._autograd._profiler_enabled():
+            return original(iterator), None
+        if iterator._num_workers:
+            cpu = time.thread_time_ns()  # without waiting for them
+            return original(iterator), (time.thread_time_ns() - cpu) // 1000
+        if self._num_bare >= MOST_BARE:
+            return original(iterator), None
+        is_bare = self._leaves_gpu_alone and in_main_thread()
+        before = self._num_allocations()
+        with self._capture.without_values() if is_bare else nullcontext():
+            begin, delay, cpu = time.monotonic_ns(), delay_ns(), time.thread_time_ns()
+            batch = original(iterator)
+            undelayed = time.monotonic_ns() - begin - (delay_ns() - delay)
+            took_us = max(undelayed, time.thread_time_ns() - cpu) // 1000
+        self._leaves_gpu_alone = self._num_allocations() == before
+        self._num_bare += is_bare
+        return batch, took_us if is_bare and self._leaves_gpu_alone else None
+
+    def _num_allocations(self) -> int:
+        if not self._torch.cuda.is_initialized():
+            return 0
+        return int(self._torch.cuda.memory_stats()["allocation.all.allocated"])
+
+    def _note(self, iterator: Any, batch: Any, took_us: int | None) -> None:
         if self._torch.utils.data.get_worker_info() is not None:
             return
         now = self._passes.setdefault(iterator, _Pass())
@@ -110,7 +159,9 @@ class Batches:
         samples = now.drawn.popleft() if now.drawn else None
         has_ids = getattr(iterator, "_in_order", True) and iterator._dataset_kind == 0  # _DatasetKind.Map
         with self._torch._C.DisableTorchFunction():
-            delivered = Delivered(batch, now.number, place, samples if has_ids else None)
+            delivered = Delivered(batch, now.number, place, samples if has_ids else None, took_us)
+        if iterator._num_workers and self._capture.options.time:
+            delivered.worker_us = self._workers.typical_us()
         self.tell(delivered)
         if self.is_looking:
             self.last = delivered
@@ -130,6 +181,8 @@ class Batches:
             **({"tensors": delivered.tensors} if is_new else {}),
             **({"samples": ids[:MOST_SAMPLES], "num_samples": len(ids)} if ids else {}),
             **({"is_trained": False} if self.is_looking else {}),
+            **({} if delivered.took_us is None else {"took_us": delivered.took_us}),
+            **({} if delivered.worker_us is None else {"worker_us": delivered.worker_us}),
         )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from ...protocol.operators import COLUMNS, LIST
 from ..capture import Capture, in_main_thread
 from ..stop.autograd_threads import wait_for_autograd
+from .delay import delay_ns
 
 STEPS = (1, 2)
 """These are recorded; the later one counts."""
@@ -51,7 +52,10 @@ class Operators:
         self._num_passes = 0
         self._begin: tuple[str, int, int, int] = ("", 0, 0, 0)
         """Kind, number, and time and CPU time at its begin, in nanoseconds."""
-        self._delay_before = 0
+        self._delay_before = self._loading_before = 0
+        self._has_loader = False
+        self._is_due = False
+        """To begin with the next batch."""
         self._recorded: dict[str, Any] | None = None
         self._phases: list[tuple[int, str]] = []
 
@@ -63,6 +67,7 @@ class Operators:
         self._capture.after_step.append(self._guarded(self._step_begins))
         self._capture.before_evaluation.append(self._guarded(self._pass_begins))
         self._capture.on_phase.append(self._phase_begins)
+        self._capture.on_batch.append(self._guarded(self._batch_comes))
         self._capture.before_end.append(self._guarded(self._process_ends))
 
     def _guarded(self, call: Callable[[], None]) -> Callable[[], None]:
@@ -82,7 +87,16 @@ class Operators:
             self._abandon()
 
     def _step_begins(self) -> None:
-        if self._capture.num_steps in STEPS:
+        step = self._capture.num_steps
+        self._is_due = step == STEPS[0] and self._has_loader
+        if step in STEPS and not self._is_due:
+            self._start("training", step)
+
+    def _batch_comes(self) -> None:
+        """The batch of the first of the steps is loaded without the profiler, which slows it down: for its time."""
+        self._has_loader = True
+        if self._is_due and in_main_thread():
+            self._is_due = False
             self._start("training", self._capture.num_steps)
 
     def _pass_begins(self) -> None:
@@ -111,20 +125,22 @@ class Operators:
             self._profile = profile
             profile._start_trace()
         self._begin = (kind, number, time.time_ns(), time.process_time_ns())
-        self._delay_before = _delay_ns()
+        self._delay_before, self._loading_before = delay_ns(), self._capture.loading_ns
 
     def _stop(self) -> None:
         if self._profile is None:
             return
-        cpu, now, delay = time.process_time_ns(), time.time_ns(), _delay_ns()
+        cpu, now, delay = time.process_time_ns(), time.time_ns(), delay_ns()
         kind, number, begin, cpu_before = self._begin
+        loading = self._capture.loading_ns - self._loading_before
         results = self._disable()
         rows = _Rows(self._torch)
         rows.add(results.experimental_event_tree())  # while the results are alive
         self._recorded = {
             "kind": kind, "step": number, "begin_us": begin // 1000, "end_us": now // 1000,
             "cpu_us": (cpu - cpu_before) // 1000, "delay_us": (delay - self._delay_before) // 1000,
-            "loop_us": loop_us(), "phases": self._phases, "signatures": list(rows.signatures),
+            "loading_us": loading // 1000, "loop_us": loop_us(), "phases": self._phases,
+            "signatures": list(rows.signatures),
             "columns": {name: rows.columns[name].tobytes() for name in COLUMNS},
         }  # fmt: skip
         self._begin = ("", 0, 0, 0)
@@ -211,15 +227,6 @@ def _quiet() -> Iterator[None]:
     finally:
         if given is None:
             del os.environ[name]
-
-
-def _delay_ns() -> int:
-    """How long this thread was ready to run, but another had the CPU."""
-    try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def loop_us() -> float:
