@@ -43,8 +43,8 @@ def run(runs: WarmRuns, count: int, strategy: str, trace: Path, **options: Any) 
 
 
 def peaks(found: ForetellRun) -> list[tuple[int, int]]:
-    by_rank = {rank: row["peak"] for row in found.result["ranks"] for rank in row["stands_for"]}
-    return [(by_rank[rank]["allocated_bytes"], by_rank[rank]["reserved_bytes"]) for rank in sorted(by_rank)]
+    by_rank = {rank: row["peak"] for row in found.result["ranks"] for rank in row["stands_for"].split(",")}
+    return [(by_rank[rank]["allocated_bytes"], by_rank[rank]["reserved_bytes"]) for rank in sorted(by_rank, key=int)]
 
 
 def collectives(trace: Trace) -> list[list[tuple[int, ...]]]:
