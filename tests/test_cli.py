@@ -107,7 +107,7 @@ def test_all_that_follows_the_script_is_the_scripts(words: list[str], begins: li
         (["run", "--engine", "tpu", "missing.py"], "invalid choice: 'tpu'"),
         (["run", "--engine", "virtual", "--execute", "missing.py"], "--execute works only with the CPU engine"),
         (["run", "--trace", "no/such/folder/x", "missing.py"], "no such folder"),
-        (["run", "torchrun", "--nnodes=2", "x.py"], "not supported yet"),
+        (["run", "torchrun", "--nnodes=2", "x.py"], "no such script: x.py"),
         (["report", "missing.trace"], "no such trace"),
         (["gpus", "voodoo"], "unknown GPU"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,11 @@ def test_saved_bytes_are_the_inputs_of_both_layers_without_parameters() -> None:
     assert (job.optimizer, job.family, job.is_complete) == ("Adam", "mlp", True)
 
 
-def test_a_forward_pass_whose_results_are_dropped_does_not_count() -> None:
+def test_of_a_forward_pass_whose_results_are_dropped_only_its_size_is_kept() -> None:
     alone = caught(net(), torch.randn(BATCH, 256))
     after_summary = caught(net(), torch.randn(BATCH, 256), summary=torch.randn(2, 256))
-    assert after_summary == alone
+    assert alone.earlier_bytes == 0
+    assert after_summary == replace(alone, earlier_bytes=4 * 2 * (256 + 128))
 
 
 def test_a_functional_convolution_is_seen() -> None:
