@@ -25,6 +25,8 @@ SCHEMA = "foretell.dataset/1"
 COLUMNS = ("schema", "kind", "group", "gpu", "torch", "source", "draw", "features", "reserved_bytes")
 SAMPLE = Path(__file__).parent / "models" / "sample.csv.gz"
 """A hundred rows, to look at and to test with."""
+_MOST_BYTES = 1 << 32
+"""Of a file, packed and unpacked: about a million rows. Larger data sets are folders of several files."""
 _INDEPENDENT = ("mlp", "cnn", "encoder")
 """Kinds whose jobs are drawn one by one; those of the others share architectures."""
 
@@ -104,8 +106,8 @@ def _plain_rows(path: Path) -> Iterable[dict[str, Any]]:
         _, parquet = _pyarrow()
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
         return rows
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    data = disk.read(path, most_bytes=_MOST_BYTES)
+    text = (disk.unpack(data, most_bytes=_MOST_BYTES) if path.suffix == ".gz" else data).decode()
     csv.field_size_limit(1 << 26)
     return csv.DictReader(io.StringIO(text))
 
@@ -113,6 +115,9 @@ def _plain_rows(path: Path) -> Iterable[dict[str, Any]]:
 def _row(plain: dict[str, Any]) -> Row:
     if plain.get("schema") != SCHEMA:
         raise ValueError(f"its schema is {plain.get('schema')!r}")
+    wrong = [name for name in COLUMNS[:-1] if not isinstance(plain.get(name), str)]
+    if wrong or not isinstance(plain.get("reserved_bytes"), (int, str)):
+        raise ValueError(f"a row without {', '.join(wrong) or 'reserved_bytes'}")
     return Row(
         kind=plain["kind"], group=plain["group"], gpu=plain["gpu"], torch=plain["torch"], source=plain["source"],
         draw=plain["draw"], features=features_from(parse_json(plain["features"])),
