@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +147,10 @@ def test_deepspeed_trains_in_one_process_at_every_stage(run_feature) -> None:
 
 
 @needs("deepspeed")
-def test_deepspeed_without_a_cuda_toolkit_says_so_itself(run_foretell: RunForetell, tmp_path: Path) -> None:
-    compiler = tmp_path / "c++"  # knows its version and compiles nothing, so that nobody waits for half a minute of C++
-    compiler.write_text('#!/bin/sh\ncase "$1" in *version) echo 13.0.0 ;; *) exit 1 ;; esac\n')
-    compiler.chmod(0o755)
-    folders = {"CUDA_HOME": str(tmp_path / "no-toolkit"), "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
-    run = run_foretell(FEATURES / "deepspeed_fused_adam.py", environment={**folders, "CXX": str(compiler)})
-    assert run.code == 1, run.tail()
-    assert re.search(r"itself failed at \S+/deepspeed_fused_adam.py:\d+: [\w.]*(Exception|Error)", run.stderr)
-    assert "virtual GPU does not" not in run.stderr, "DeepSpeed's own words, not ours"
+def test_deepspeeds_own_optimizers_need_no_compiler(run_feature) -> None:
+    run = run_feature("deepspeed_fused_adam", environment={"CUDA_HOME": "/no/toolkit", "CXX": "/no/compiler"})
+    moments = 2 * 4 * (64 * 64 + 64)
+    assert numbers_of(run, "states") == [moments, moments]
 
 
 # --- torchvision, several cards, the profiler -------------------------------------------------------------------------

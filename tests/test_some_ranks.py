@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from conftest import HAS_CUDA, ForetellRun
+from foretell import gpus
 from foretell import trace as traces
 from foretell.analysis.ranks import roles, stand_for_others
+from foretell.jobs import Job
+from foretell.plan.scale import scale
 from foretell.records import PeakMemory, RankEstimate
 from foretell.trace.records import CommunicatorUse, RankMark
 from warm_runs import WarmRuns
@@ -107,6 +110,17 @@ def test_a_world_of_another_size_than_the_scripts_is_refused(runs: WarmRuns) -> 
     found = run(runs, "0", 4, "needs", "another size")
     assert found.code == 2
     assert "makes a process group of 2 ranks, but the job has 4" in found.stderr
+
+
+def test_the_smallest_number_of_gpus_is_found_by_running_the_script() -> None:
+    """One GPU holds the model and its optimizer, two hold half of each."""
+    job = Job(command=(str(SCRIPTS / "parallel.py"), "fsdp1"), gpu=gpus.find("800MiB,sm89"))
+    found = scale(job, sizes=[1, 2], workers=2)
+    assert [point.verdict for point in found.sweep.points] == ["does not fit", "fits"]
+    assert found.smallest == 2
+    assert found.estimate is not None
+    assert found.estimate.world is not None
+    assert found.estimate.world.size == 2
 
 
 # --- who stands for whom ----------------------------------------------------------------------------------------------

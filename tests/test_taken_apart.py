@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,32 @@ def test_the_options_of_a_launcher_say_how_many_ranks_there_are(
                                    ["accelerate", "launch", "--num_processes", "8", "t.py"]])  # fmt: skip
 def test_a_launcher_of_one_machine_is_started(words: list[str], tmp_path: Path) -> None:
     assert take_apart(words, {"HF_HOME": str(tmp_path)}) is None
+
+
+def test_the_configuration_of_accelerate_counts_as_the_job_finds_it(tmp_path: Path) -> None:
+    """A knob may have changed it."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "c.yaml").write_text("num_machines: 1\nnum_processes: 4\ndistributed_type: FSDP\n")
+    text = """
+distributed_type: FSDP
+fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false, fsdp_auto_wrap_policy: SIZE_BASED_WRAP}
+machine_rank: 0
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+"""
+    words = ["accelerate", "launch", "--config_file", "c.yaml", "t.py", "-x"]
+    assert take_apart(words, dict(os.environ), cwd=tmp_path) is None
+    found = take_apart(words, dict(os.environ), cwd=tmp_path, files=[(tmp_path / "c.yaml", text)])
+    assert isinstance(found, Apart)
+    assert (found.world.size, found.world.per_node, found.words) == (16, 8, ("t.py", "-x"))
+    assert found.world.environment["FSDP_RESHARD_AFTER_FORWARD"] == "false"
+
+
+def test_deepspeed_says_how_many_ranks_there_are_if_it_uses_all_cards() -> None:
+    found = take_apart(["deepspeed", "t.py"], {}, world_size=16)
+    assert isinstance(found, Apart)
+    assert (found.world.size, found.world.per_node) == (16, 8)
 
 
 @pytest.mark.parametrize("launcher", [["srun"], ["srun", "-n1"], ["mpirun", "-np", "1"], ["mpiexec"]])

@@ -35,7 +35,7 @@ from foretell.engines.imported import explain
 from foretell.engines.imported.explain import PassResult
 from foretell.engines.imported.passes import PASSES
 from foretell.errors import ForetellError, UnsupportedError
-from foretell.plan import check_text, maximum_report, share_text, sweep_report
+from foretell.plan import check_text, maximum_report, scale_report, share_text, sweep_report
 from foretell.plan.check import Gate, judge
 from foretell.plan.knobs import ConfigKey
 from foretell.plan.maximum import Evaluation
@@ -69,6 +69,7 @@ from report_data import LEAKS, estimate_for, transformer
 from test_diff import block, summary
 from test_explain_oom import MESSAGES
 from test_plan_maximum import KNOB, an_answer
+from test_plan_scale import a_scale
 from test_plan_sweep import a_sweep
 from test_share import estimate
 
@@ -520,6 +521,9 @@ WRONG = [
     "sweep train.py", "sweep --arg=--n train.py", "sweep --arg=--n=8,,16 train.py", "sweep --arg=--n=8,8 train.py",
     "sweep --arg=--n=8 --arg=--n=16 train.py", "sweep --optimizer sgd train.py", "sweep --precision int4 train.py",
     "sweep --arg=--n=8 --json - --csv - train.py", "sweep --arg=--n=8 --limits voodoo train.py",
+    "sweep --arg=--n=8 --world-size 0 train.py", "scale", "scale missing.py", "scale --min 9 --max 8 train.py",
+    "scale --sizes 8,x train.py", "scale --sizes 8 --max 16 train.py", "scale --sizes 70000 train.py",
+    "scale --arg=--n train.py", "scale --json - --csv - train.py", "scale --max many train.py",
     "share a.json", "share a.json b.json", "share --mode magic a.json b.json", "share train.py other.py",
     "sweep --config-key other.json:batch=8 train.py", "sweep --env N= train.py", "sweep --arg={N}=8 train.py",
     "max --arg=--seq-len train.py --seq-len", "max --arg=--seq-len --json no/such/x train.py",
@@ -629,6 +633,13 @@ def test_sweep(golden: Any) -> None:
     lines = [sweep_report.line_of(knobs, point) for point in swept.points[:2]]
     shown = printed(functools.partial(sweep_report.render, swept))
     golden("sweep", "\n".join([shown, "--- CSV", sweep_report.to_csv(swept), "--- progress", *lines]))
+
+
+def test_scale(golden: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = a_scale(monkeypatch)
+    none = a_scale(monkeypatch, sizes=[1, 2])
+    shown = [printed(functools.partial(scale_report.render, each)) for each in (found, none)]
+    golden("scale", "\n\n".join([*shown, "--- CSV", scale_report.to_csv(found)]))
 
 
 def test_diff(golden: Any) -> None:

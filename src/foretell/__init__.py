@@ -18,6 +18,7 @@ __all__ = [
     "Job",
     "NothingOnGpuError",
     "Run",
+    "Scale",
     "ScriptError",
     "Share",
     "UnsupportedError",
@@ -32,6 +33,7 @@ __all__ = [
     "max_batch",
     "maximum",
     "run",
+    "scale",
     "share",
     "sweep",
 ]
@@ -50,7 +52,8 @@ if TYPE_CHECKING:
     from foretell.plan.check import Check, check
     from foretell.plan.emit import emit
     from foretell.plan.fit import Fit, fit
-    from foretell.plan.functions import max_batch, maximum, sweep
+    from foretell.plan.functions import max_batch, maximum, scale, sweep
+    from foretell.plan.scale import Scale
     from foretell.plan.share import Share, share
     from foretell.postmortem import Explanation, explain_oom
     from foretell.records import Estimate
@@ -66,7 +69,7 @@ def __getattr__(name: str) -> Any:
         from foretell import postmortem
 
         return getattr(postmortem, name)
-    if name in ("max_batch", "maximum", "sweep"):
+    if name in ("max_batch", "maximum", "scale", "sweep"):
         from foretell.plan import functions
 
         return getattr(functions, name)
@@ -74,6 +77,10 @@ def __getattr__(name: str) -> Any:
         from foretell.plan import fit as module
 
         return getattr(module, name)
+    if name == "Scale":
+        from foretell.plan.scale import Scale
+
+        return Scale
     if name in ("Share", "share"):
         from foretell.plan import share as shares
 

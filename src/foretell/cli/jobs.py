@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 _HINT_SECONDS = 10
 
 
-def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argparse._ArgumentGroup:
-    """Add the options of `job_of` and the command itself; without `has_gpu` the caller has options for several GPUs.
+def add_job(
+    parser: argparse.ArgumentParser, *, has_gpu: bool = True, has_world_size: bool = True
+) -> argparse._ArgumentGroup:
+    """Add the options of `job_of` and the command itself; without `has_gpu` the caller has options for several GPUs,
+    without `has_world_size` for several numbers of them.
     Returns the group of options about the run. The module needs `prepare` as well."""
     card = parser.add_argument_group("GPU")
     if has_gpu:
@@ -42,10 +45,11 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
         "--gpus-per-node", metavar="N", type=_count,
         help="GPUs in the machine (default: as many as torchrun, accelerate or deepspeed is told to use, else 1)",
     )  # fmt: skip
-    card.add_argument(
-        "--world-size", metavar="N", type=_world_size,
-        help="GPUs of the whole job, of which some are run (--ranks); --gpus-per-node is 8 then by default",
-    )  # fmt: skip
+    if has_world_size:
+        card.add_argument(
+            "--world-size", metavar="N", type=world_size,
+            help="GPUs of the whole job, of which some are run (--ranks); --gpus-per-node is 8 then by default",
+        )  # fmt: skip
     card.add_argument(
         "--ranks", metavar="auto|all|LIST",
         help="which ranks to run, e.g. 0,7,64-71; auto: the first and the last, and one of each stage of a pipeline "
@@ -99,7 +103,9 @@ def add_job(parser: argparse.ArgumentParser, *, has_gpu: bool = True) -> argpars
     )  # fmt: skip
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
     # Not all commands have them.
-    parser.set_defaults(profile=None, keep_writes=None, verbose=False, time=False, host_factor=None)
+    parser.set_defaults(
+        profile=None, keep_writes=None, verbose=False, time=False, host_factor=None, world_size=None
+    )  # fmt: skip
     return job
 
 
@@ -117,9 +123,12 @@ def prepare(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
     return [*words[:at], "--", *words[at:]] if at < len(words) else words
 
 
-def job_of(options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_shown: bool = True) -> Job:
+def job_of(
+    options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_shown: bool = True, is_note_shown: bool = True
+) -> Job:
     """From the command line; what can be seen to be wrong with it is said before anything runs. `gpu`: for a command
-    without `--gpu`. Without `is_output_shown` what the script prints goes to a file, as it must in warm forks."""
+    without `--gpu`. Without `is_output_shown` what the script prints goes to a file, as it must in warm forks; without
+    `is_note_shown` it is not said what is done with a launcher."""
     from foretell import api, calibration, gpus
     from foretell.jobs import CaptureOptions, Job
     from foretell.runs import resolve
@@ -160,7 +169,7 @@ def job_of(options: argparse.Namespace, *, gpu: Gpu | None = None, is_output_sho
     note = resolve(
         job.command, engine=capture.engine, gpus_per_node=job.gpus_per_node, world_size=job.world_size, ranks=job.ranks
     ).note
-    if note and not options.quiet:
+    if note and is_note_shown and not options.quiet:
         say(note)
     return job
 
@@ -181,9 +190,9 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _world_size(text: str) -> int:
+def world_size(text: str, option: str = "--world-size") -> int:
     if not re.fullmatch("[0-9]{1,6}", text) or int(text) == 0:
-        raise UsageError(f"--world-size {text}: must be a number (1 or more).")
+        raise UsageError(f"{option} {text}: must be a number (1 or more).")
     return int(text)
 
 

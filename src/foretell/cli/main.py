@@ -35,6 +35,7 @@ COMMANDS = {
     "max": "find the largest value of any integer with which a script fits",
     "fit": "find the GPUs a training script fits on",
     "sweep": "show what a script needs with each combination of several values",
+    "scale": "find the smallest number of GPUs with which a training of several ranks fits",
     "share": "find out whether jobs can share a GPU, and how fast each will run",
     "guess": "quickly estimate what a model or a script needs, without running a training step",
     "gpus": "list the GPUs foretell knows",

@@ -1,18 +1,21 @@
-"""The searches as Python functions: `foretell.max_batch`, `foretell.maximum`, `foretell.sweep`."""
+"""The searches as Python functions: `foretell.max_batch`, `foretell.maximum`, `foretell.sweep`, `foretell.scale`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from foretell import api, gpus
 from foretell.errors import UsageError
 from foretell.jobs import Job
-from foretell.plan.knobs import Argument, ConfigKey, Knob, LoaderBatch, Setting, Variable
+from foretell.plan.knobs import Argument, ConfigKey, Knob, LoaderBatch, Setting, Variable, WorldSize
 from foretell.plan.maximum import Maximum
 from foretell.plan.maximum import maximum as search
+from foretell.plan.scale import MOST_GPUS, Scale
+from foretell.plan.scale import scale as search_scale
 from foretell.plan.sweep import Sweep
 from foretell.plan.sweep import sweep as run_grid
 from foretell.records import Gpu
@@ -63,6 +66,7 @@ def sweep(
     arg: Mapping[str, Sequence[object]] = _NONE,
     env: Mapping[str, Sequence[object]] = _NONE,
     config_key: Mapping[str, Sequence[object]] = _NONE,
+    world_size: Sequence[int] = (),
     dataloader: Sequence[int] = (),
     optimizer: Sequence[str] = (),
     precision: Sequence[str] = (),
@@ -77,18 +81,57 @@ def sweep(
     `arg={"--batch-size": [8, 16], "--seq-len": [512, 1024]}`, `env` and `config_key` map names to values; the options
     are those of `foretell sweep`. What does not fit is run again on a larger card, unless `need` is False.
     """
+    others: list[tuple[Knob, Sequence[object]]] = [
+        (WorldSize(), world_size), (LoaderBatch(), dataloader), (Setting("optimizer"), optimizer),
+        (Setting("precision"), precision),
+    ]  # fmt: skip
+    grid = grid_of(arg=arg, env=env, config_key=config_key)
+    grid += [(knob, [str(value) for value in values]) for knob, values in others if values]
+    found = job if isinstance(job, Job) else job_of(job, gpu, cwd)
+    return run_grid(found, grid, finds_need=need, workers=workers, say=say)
+
+
+def scale(
+    job: Job | Sequence[str],
+    *,
+    sizes: Sequence[int] | None = None,
+    min: int = 1,
+    max: int = MOST_GPUS,
+    safe: bool = False,
+    gpus_per_node: int | None = None,
+    arg: Mapping[str, Sequence[object]] = _NONE,
+    env: Mapping[str, Sequence[object]] = _NONE,
+    config_key: Mapping[str, Sequence[object]] = _NONE,
+    gpu: str | Gpu = api.DEFAULT_GPU,
+    cwd: str | Path | None = None,
+    need: bool = True,
+    workers: Workers | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Scale:
+    """Find the smallest number of GPUs with which a job fits (`.smallest`, None if none does; `.estimate`), with each
+    combination of other values (`.ways`; all that was run: `.sweep.points`). The options are those of `foretell scale`.
+    """
+    found = job if isinstance(job, Job) else job_of(job, gpu, cwd)
+    if gpus_per_node is not None:
+        found = replace(found, gpus_per_node=gpus_per_node)
+    grid = grid_of(arg=arg, env=env, config_key=config_key)
+    return search_scale(
+        found, grid, sizes=sizes, low=min, high=max, is_request=safe, finds_need=need, workers=workers, say=say
+    )
+
+
+def grid_of(
+    *,
+    arg: Mapping[str, Sequence[object]],
+    env: Mapping[str, Sequence[object]],
+    config_key: Mapping[str, Sequence[object]],
+) -> list[tuple[Knob, list[str]]]:
     named: list[tuple[Knob, Sequence[object]]] = [
         *((Argument(name), values) for name, values in arg.items()),
         *((Variable(name), values) for name, values in env.items()),
         *((ConfigKey(name), values) for name, values in config_key.items()),
     ]
-    others: list[tuple[Knob, Sequence[object]]] = [
-        (LoaderBatch(), dataloader), (Setting("optimizer"), optimizer), (Setting("precision"), precision)
-    ]  # fmt: skip
-    given = [*named, *(each for each in others if each[1])]
-    grid = [(knob, [str(value) for value in values]) for knob, values in given]
-    found = job if isinstance(job, Job) else job_of(job, gpu, cwd)
-    return run_grid(found, grid, finds_need=need, workers=workers, say=say)
+    return [(knob, [str(value) for value in values]) for knob, values in named]
 
 
 def job_of(command: Sequence[str], gpu: str | Gpu, cwd: str | Path | None) -> Job:

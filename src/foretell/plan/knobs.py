@@ -16,8 +16,9 @@ from typing import Literal, Protocol
 from foretell.errors import UsageError
 from foretell.jobs import Job
 from foretell.plan import config_files
+from foretell.runs.worlds import check_size
 
-Kind = Literal["arg", "env", "config-key", "dataloader", "optimizer", "precision"]
+Kind = Literal["arg", "env", "config-key", "dataloader", "optimizer", "precision", "gpus"]
 UNCHANGED = "script"
 """The value of an optimizer or a precision that leaves the one of the script."""
 _NUMBER = re.compile(r"[+-]?[0-9][0-9_.,e+-]*")
@@ -222,6 +223,23 @@ class Setting:
             raise UsageError(f"--{self.kind} {value}: must be one of {', '.join(known)}.")
         word = known[value]
         return job if word is None else _with_alternative(job, *word)
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSize:
+    """How many GPUs the whole job has, with a rank on each."""
+
+    name: str = "GPUs"
+    kind: Literal["gpus"] = "gpus"
+
+    def value_in(self, job: Job) -> str | None:
+        return None if job.world_size is None else str(job.world_size)
+
+    def set(self, job: Job, value: str) -> Job:
+        if not re.fullmatch("[0-9]{1,6}", value):
+            raise UsageError(f"{value} GPUs: must be a number (1 or more).")
+        check_size(int(value))
+        return replace(job, world_size=int(value))
 
 
 SETTINGS: dict[str, dict[str, tuple[str, str] | None]] = {

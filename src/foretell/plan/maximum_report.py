@@ -55,7 +55,7 @@ def document(found: Maximum, *, key: str | None = None) -> dict[str, Any]:
 def key_of(knob: Knob) -> str:
     """The last part of its name, as a Python name."""
     last = re.split(r"[.:]", knob.name.strip("=-+{}"))[-1]
-    return "batch_size" if knob.kind == "dataloader" else re.sub(r"\W", "_", last)
+    return {"dataloader": "batch_size", "gpus": "world_size"}.get(knob.kind) or re.sub(r"\W", "_", last)
 
 
 def evaluation_document(each: Evaluation) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import TracebackType
 
 from foretell import api
 from foretell.errors import ScriptError, UnsupportedError, UsageError
@@ -98,29 +99,75 @@ def sweep(
 ) -> Sweep:
     """Run the job with all combinations of the values. Those that do not fit are run again on a card with much more
     memory, to find out what they need. Raises if the script does not accept a knob, or fails with every combination."""
-    _check(grid)
+    check_grid(grid)
     knobs = tuple(observe(job, say=say)[0] if isinstance(knob, LoaderBatch) else knob for knob, _ in grid)
     combinations = list(itertools.product(*(values for _, values in grid)))
-    jobs = [_set(knobs, job, values) for values in combinations]
-    values_of: dict[str, tuple[str, ...]] = {}
+    with Points(job, knobs, finds_need=finds_need, workers=workers, say=say, on_point=on_point) as points:
+        found = points.run(combinations)
+        points.refuse_failures(found)
+    return Sweep(job=job, knobs=knobs, points=tuple(found))
 
-    def note(each: Job, outcome: Outcome) -> None:
-        if each.key in values_of:
-            on_point(knobs, _point(values_of[each.key], outcome))
 
-    with Variants(job, workers=workers, say=say, on_outcome=note) as variants:
-        jobs = [with_host_limit(each, variants.num_workers) for each in jobs]
-        values_of.update(zip((recorded_briefly(each).key for each in jobs), combinations, strict=True))
-        points = [_point(*each) for each in zip(combinations, variants.run(jobs), strict=True)]
-        _refuse_failures(variants, job, knobs, points)
+class Points:
+    """Runs the job with combinations of the knobs' values."""
+
+    def __init__(
+        self,
+        job: Job,
+        knobs: Sequence[Knob],
+        *,
+        finds_need: bool,
+        workers: Workers | None,
+        say: Callable[[str], None],
+        on_point: Callable[[Sequence[Knob], Point], None],
+    ) -> None:
+        self._knobs = knobs
+        self._finds_need = finds_need
+        self._say = say
+        self._on_point = on_point
+        self._values_of: dict[str, tuple[str, ...]] = {}
+        self._variants = Variants(job, workers=workers, say=say, on_outcome=self._note)
+        self._job = with_host_limit(job, self._variants.num_workers)
+
+    def __enter__(self) -> Points:
+        self._variants.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._variants.__exit__(kind, error, at)
+
+    def run(self, combinations: Sequence[tuple[str, ...]]) -> list[Point]:
+        jobs = [_set(self._knobs, self._job, values) for values in combinations]
+        self._values_of.update(zip((recorded_briefly(each).key for each in jobs), combinations, strict=True))
+        points = [_point(*each) for each in zip(combinations, self._variants.run(jobs), strict=True)]
         too_large = [number for number, point in enumerate(points) if point.verdict == "does not fit"]
-        if finds_need and too_large:
-            say(f"{len(too_large)} of {len(points)} do not fit; running them on a larger card to see what they need")
-            card = api.with_much_memory(job.gpu)
-            outcomes = variants.run([replace(jobs[number], gpu=card) for number in too_large])
+        if self._finds_need and too_large:
+            self._say(
+                f"{len(too_large)} of {len(points)} do not fit; running them on a larger card to see what they need"
+            )
+            card = api.with_much_memory(self._job.gpu)
+            outcomes = self._variants.run([replace(jobs[number], gpu=card) for number in too_large])
             for number, outcome in zip(too_large, outcomes, strict=True):
                 points[number] = replace(points[number], need=_need(outcome))
-    return Sweep(job=job, knobs=knobs, points=tuple(points))
+        return points
+
+    def _note(self, job: Job, outcome: Outcome) -> None:
+        if job.key in self._values_of:
+            self._on_point(self._knobs, _point(self._values_of[job.key], outcome))
+
+    def refuse_failures(self, points: Sequence[Point]) -> None:
+        """Raise if no combination gave a verdict."""
+        if any(point.verdict != "failed" for point in points):
+            return
+        problem = points[0].problem or "the script failed"
+        refused = [line.strip() for line in problem.splitlines() if REFUSED.search(line)]
+        names = ", ".join(knob.name for knob in self._knobs)
+        if refused:
+            raise UsageError(f"the script does not accept {names}: {refused[-1]}")
+        refuse_if_it_runs_without(self._variants, self._job, self._knobs, [problem])
+        if any(point.problem and "script itself" in point.problem for point in points):
+            raise ScriptError(f"the script itself fails with every value of {names}: {problem}")
+        raise UnsupportedError(problem)
 
 
 def _need(outcome: Outcome) -> Need | None:
@@ -128,7 +175,7 @@ def _need(outcome: Outcome) -> Need | None:
     return None if estimate is None or estimate.oom or outcome.why_unknown else api.need_of(estimate)
 
 
-def _check(grid: Sequence[tuple[Knob, Sequence[str]]]) -> None:
+def check_grid(grid: Sequence[tuple[Knob, Sequence[str]]]) -> None:
     if not grid:
         raise UsageError(
             "no knob given. Give at least one with its values, for example --arg=--batch-size=8,16,32 or "
@@ -162,17 +209,3 @@ def _point(values: tuple[str, ...], outcome: Outcome) -> Point:
         return Point(values=values, verdict="failed", estimate=None, problem=outcome.why_unknown)
     return Point(values=values, verdict="fits" if estimate.verdict == "fits" else "does not fit", estimate=estimate)
 
-
-def _refuse_failures(variants: Variants, job: Job, knobs: Sequence[Knob], points: Sequence[Point]) -> None:
-    """Raise if no combination gave a verdict."""
-    if any(point.verdict != "failed" for point in points):
-        return
-    problem = points[0].problem or "the script failed"
-    refused = [line.strip() for line in problem.splitlines() if REFUSED.search(line)]
-    names = ", ".join(knob.name for knob in knobs)
-    if refused:
-        raise UsageError(f"the script does not accept {names}: {refused[-1]}")
-    refuse_if_it_runs_without(variants, job, knobs, [problem])
-    if any(point.problem and "script itself" in point.problem for point in points):
-        raise ScriptError(f"the script itself fails with every value of {names}: {problem}")
-    raise UnsupportedError(problem)

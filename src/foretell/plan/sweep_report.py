@@ -31,16 +31,28 @@ from foretell.report.static_page import plotly_objects, scrolling_table
 from foretell.units import GIB, format_bytes
 
 SCHEMA = "foretell.sweep/1"
+_WIDEST_NAME = 16
+"""Above a column of the table; of a longer one the last part is shown."""
 SIZES = ("reserved_bytes", "device_bytes", "request_bytes")
 
 
 def line_of(knobs: Sequence[Knob], point: Point) -> str:
     """The progress of a sweep."""
-    what = ", ".join(f"{knob.name} {value}" for knob, value in zip(knobs, point.values, strict=True))
+    what = setting(knobs, point.values)
     if point.estimate is None:
         return f"{what}: failed. {_first_line(point)}"
     reserved, seconds = format_bytes(point.estimate.peak.reserved_bytes), point.estimate.seconds.get("total", 0.0)
     return f"{what}: {point.verdict}, {reserved} reserved, {seconds:.1f} s"
+
+
+def setting(knobs: Sequence[Knob], values: Sequence[str]) -> str:
+    """`8 GPUs, --batch-size 16`."""
+    pairs = zip(knobs, values, strict=True)
+    return ", ".join(num_gpus(value) if knob.kind == "gpus" else f"{knob.name} {value}" for knob, value in pairs)
+
+
+def num_gpus(number: int | str) -> str:
+    return "1 GPU" if int(number) == 1 else f"{int(number):,} GPUs"
 
 
 def _first_line(point: Point) -> str:
@@ -52,10 +64,14 @@ def _spare(found: Sweep, point: Point) -> int | None:
 
 
 def notes_of(found: Sweep) -> Iterator[str]:
-    for problem in dict.fromkeys(_first_line(point) for point in found.points if point.problem is not None):
-        failed = [" ".join(point.values) for point in found.points if _first_line(point) == problem]
-        more = f" and {len(failed) - 1} others" if len(failed) > 1 else ""
-        yield f"failed with {failed[0]}{more}: {problem}"
+    failures: dict[str, list[Point]] = {}
+    for point in found.points:
+        if point.problem is not None:  # numbers in it may differ
+            failures.setdefault(re.sub(r"\d+", "N", _first_line(point)), []).append(point)
+    for failed in failures.values():
+        others = len(failed) - 1
+        more = f" and {others} {'other' if others == 1 else 'others'}" if others else ""
+        yield f"failed with {setting(found.knobs, failed[0].values)}{more}: {_first_line(failed[0])}"
     for knob in found.without_effect:
         yield f"{knob.name} has no effect: the memory is the same with each of its values"
 
@@ -68,20 +84,38 @@ def render(found: Sweep, console: Console) -> None:
     num_fitting = sum(point.verdict == "fits" for point in found.points)
     head = Text(f"{num_fitting} of {len(found.points)} fit on {gpu.device_name} ({gpu.name}), which has {free}:")
     console.print(Padding(head, (1, 2, 1, 2)))
+    console.print(Padding(table_of(found), (0, 2, 0, 2)))
+    for note in notes_of(found):
+        console.print(Padding(Text(f"! {note}", style="yellow"), (0, 2, 0, 2)))
+
+
+def table_of(found: Sweep) -> Table:
     is_timed = any(_performance(point) for point in found.points)
+    has_ranks = any(_worst_rank(point) is not None for point in found.points)
     table = Table(box=None, padding=(0, 2 - is_timed, 0, 0), header_style="bright_black", show_edge=False)
     for knob in found.knobs:
-        table.add_column(knob.name, justify="right", no_wrap=True)
+        name = knob.name if len(knob.name) <= _WIDEST_NAME else re.split(r"[.:]", knob.name)[-1]
+        table.add_column(name, justify="right", max_width=_WIDEST_NAME, overflow="fold")
     table.add_column("", no_wrap=True)
-    for heading in ("device", "request", "spare", *(("step", "samples/s", "busy") if is_timed else ())):
+    for heading in ("device", "request", "spare"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if has_ranks:
+        table.add_column("rank", justify="right", no_wrap=True)
+    for heading in ("step", "samples/s", "busy") if is_timed else ():
         table.add_column(heading, justify="right", no_wrap=True)
     for point in found.points:
         sizes = (point.device_bytes, point.request_bytes, _spare(found, point))
         cells = ["" if size is None else format_bytes(size) for size in sizes]
-        table.add_row(*point.values, Text(point.verdict, style=COLORS[point.verdict]), *cells, *_time_cells(point))
-    console.print(Padding(table, (0, 2, 0, 2)))
-    for note in notes_of(found):
-        console.print(Padding(Text(f"! {note}", style="yellow"), (0, 2, 0, 2)))
+        worst = _worst_rank(point)
+        ranks = ["" if worst is None else str(worst)] if has_ranks else []
+        verdict = Text(point.verdict, style=COLORS[point.verdict])
+        table.add_row(*point.values, verdict, *cells, *ranks, *_time_cells(point))
+    return table
+
+
+def _worst_rank(point: Point) -> int | None:
+    world = point.estimate.world if point.estimate is not None else None
+    return None if world is None else world.worst_rank
 
 
 def _performance(point: Point) -> Performance | None:
@@ -104,10 +138,12 @@ def to_csv(found: Sweep) -> str:
     """Bytes are integers; an empty cell is not known."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*(knob.name for knob in found.knobs), "gpu", "verdict", *SIZES, "spare_bytes", "problem"])
+    names = (knob.name for knob in found.knobs)
+    writer.writerow([*names, "gpu", "verdict", *SIZES, "spare_bytes", "worst_rank", "problem"])
     for point in found.points:
         sizes = [getattr(point, name) for name in SIZES]
-        row = [*point.values, found.job.gpu.name, point.verdict, *sizes, _spare(found, point), _first_line(point)]
+        others = (_spare(found, point), _worst_rank(point), _first_line(point))
+        row = [*point.values, found.job.gpu.name, point.verdict, *sizes, *others]
         writer.writerow(["" if cell is None else cell for cell in row])
     return text.getvalue()
 
@@ -133,14 +169,19 @@ def document(found: Sweep) -> dict[str, Any]:
 
 def _point_document(found: Sweep, names: Sequence[str], point: Point) -> dict[str, Any]:
     return {
-        "values": {name: _number(value) for name, value in zip(names, point.values, strict=True)},
+        "values": by_key(names, point.values),
         "verdict": point.verdict,
         **{name: getattr(point, name) for name in SIZES},
         "spare_bytes": _spare(found, point),
+        "worst_rank": _worst_rank(point),
         "need": None if point.need is None else to_plain(point.need),
         "problem": point.problem,
         "estimate": None if point.estimate is None else json_report.document(point.estimate),
     }
+
+
+def by_key(names: Sequence[str], values: Sequence[str]) -> dict[str, int | float | str]:
+    return {name: _number(value) for name, value in zip(names, values, strict=True)}
 
 
 def _number(value: str) -> int | float | str:
@@ -159,11 +200,12 @@ _CARDS = ("rtx-3060", "rtx-4060", "rtx-4080", "rtx-4090", "rtx-5090", "a100-40gb
 """Whose memory is drawn unless others are named: those of the sizes that are common."""
 
 
-def to_html(found: Sweep, *, cards: Sequence[Gpu] = ()) -> str:
-    """A page with the curves of what each combination needs, against the memory of cards."""
+def to_html(found: Sweep, *, cards: Sequence[Gpu] = (), answer: str = "") -> str:
+    """A page with the curves of what each combination needs, against the memory of cards. `answer`: said first."""
     gpu = found.job.gpu
     command = html.escape(shlex.join(mask_command(found.job.command)))
     parts = [
+        *([f"<p><strong>{html.escape(answer)}</strong></p>"] if answer else []),
         f"<p><code>{command}</code> on {html.escape(gpu.device_name)}. Device memory is what nvidia-smi shows: "
         "PyTorch's reserved memory, libraries and the CUDA context. A cross does not fit on this GPU; what it needs "
         "was found by a run on a card with more memory.</p>",
@@ -224,11 +266,20 @@ def _chart(found: Sweep, cards: Sequence[Gpu]) -> Any:
         margin={"l": 60, "r": 20, "t": 20, "b": 50},
         legend={"orientation": "h", "y": 1.1},
         template="plotly_white",
-        xaxis={"title": html.escape(found.knobs[across].name), **({} if is_numeric else {"type": "category"})},
+        xaxis={"title": html.escape(found.knobs[across].name), **_axis(found, across, is_numeric=is_numeric)},
         yaxis={"title": "device memory, GiB", "range": [0, 1.08 * most / GIB]},
         showlegend=len(groups) > 1,
     )
     return figure
+
+
+def _axis(found: Sweep, across: int, *, is_numeric: bool) -> dict[str, Any]:
+    if not is_numeric:
+        return {"type": "category"}
+    if found.knobs[across].kind != "gpus":
+        return {}
+    sizes = sorted({int(point.values[across]) for point in found.points})
+    return {"type": "log", "tickvals": sizes, "ticktext": [f"{size:,}" for size in sizes]}
 
 
 def _horizontal(found: Sweep) -> int:

@@ -68,13 +68,16 @@ def resolve(
     gpus_per_node: int | None = None,
     world_size: int | None = None,
     ranks: str | None = None,
+    files: Sequence[tuple[Path, str]] = (),
 ) -> Command:
     """Resolve SCRIPT.py, -m MODULE or COMMAND, each with its arguments, and check what can be checked before it runs.
-    Paths are relative to `cwd`, and stay as written."""
+    Paths are relative to `cwd`, and stay as written. `files`: as in `Job.files`."""
     environ = os.environ if environ is None else environ
     if cwd is not None and not cwd.is_dir():
         raise UsageError(f"no such working folder: {cwd}.")
-    apart = take_apart(words, environ, gpus_per_node=gpus_per_node, world_size=world_size, ranks=ranks)
+    apart = take_apart(
+        words, environ, gpus_per_node=gpus_per_node, world_size=world_size, ranks=ranks, cwd=cwd, files=files
+    )
     launched = processes(words, environ, gpus_per_node=gpus_per_node) if apart is None else apart
     num_gpus = gpus_per_node or (launched.count if isinstance(launched, Ranks) else 1)
     if isinstance(launched, Apart):

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from foretell.runs.worlds import ranks_run
+
 _WORTH_IMPORTING = {
     "torchvision": ("torchvision",),
     "timm": ("torchvision", "timm"),
@@ -28,7 +30,7 @@ part."""
 
 def worth_importing(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
     """Modules for `python SCRIPT ...` or `python -m MODULE ...`, from the imports in its first file."""
-    source = _source(words, cwd)
+    source = _source(ranks_run(words), cwd)
     named = re.findall(r"^\s*(?:import|from)\s+(\w+)", source, re.MULTILINE)
     return tuple(dict.fromkeys(module for name in named for module in _WORTH_IMPORTING.get(name, ())))
 

@@ -28,6 +28,7 @@ from foretell.runs.environment import (
     shared_caches,
     write_to_overlay,
 )
+from foretell.runs.imports import worth_importing
 from foretell.runs.relay import Relays
 from foretell.runs.waiting import (
     CannotIsolate,
@@ -51,10 +52,13 @@ def launch(
     words, options = words_of(job, directory), job.options
     command = resolve(
         words, engine=options.engine, cwd=job.cwd, environ=job.variables(), gpus_per_node=job.gpus_per_node,
-        world_size=job.world_size, ranks=job.ranks,
+        world_size=job.world_size, ranks=job.ranks, files=job.files,
     )  # fmt: skip
     if command.world is not None:
-        argv = started_by(command.world, command.argv, directory, python=command.python, outer=sys.executable)
+        modules = worth_importing(command.argv[1:], job.folder) if command.python is not None else ()
+        argv = started_by(
+            command.world, command.argv, directory, python=command.python, outer=sys.executable, modules=modules
+        )
         command = replace(command, argv=argv)
     if warm is not None and not warm.can_fork(command):
         warm = None

@@ -221,16 +221,11 @@ def _of_accelerate(words: list[str], environ: Mapping[str, str]) -> OneProcess |
     return OneProcess(words=own_words(options, script), launcher="accelerate", environment=environment)
 
 
-def accelerate_config(words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The text of the configuration that `accelerate launch` with these options reads; empty: none."""
+def accelerate_config(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """The configuration that `accelerate launch` with these options reads; None: there is none."""
     given = re.search(r"--config[_-]file[= ](\S+)", " ".join(words))
-    paths = [Path(given[1])] if given else _accelerate_configs(environ)
-    for path in paths:
-        try:
-            return path.read_text(errors="replace")
-        except OSError:
-            continue
-    return ""
+    paths = [cwd / given[1]] if given else _accelerate_configs(environ)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _has_accelerate_config(environ: Mapping[str, str]) -> bool:

@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,9 +86,11 @@ class _Asked:
 
 def take_apart(
     words: Sequence[str], environ: Mapping[str, str], *, gpus_per_node: int | None = None,
-    world_size: int | None = None, ranks: str | None = None,
+    world_size: int | None = None, ranks: str | None = None, cwd: Path | None = None,
+    files: Sequence[tuple[Path, str]] = (),
 ) -> Apart | OneProcess | None:  # fmt: skip
-    """What to run in the place of the command; None: it is run as it is, with all the processes that it starts."""
+    """What to run in the place of the command; None: it is run as it is, with all the processes that it starts.
+    `files`: those the job finds changed, as in `Job.files`."""
     if ranks is not None:
         check_ranks(ranks)
     is_asked = world_size is not None or ranks is not None
@@ -96,7 +99,7 @@ def take_apart(
     if name in TORCHRUN:
         asked = _of_torchrun(name, own, gpus_per_node, world_size)
     elif name in DEEPSPEED:
-        asked = _of_deepspeed(name, own, gpus_per_node, environ)
+        asked = _of_deepspeed(name, own, gpus_per_node, world_size)
     elif name in _SLURM or name in _MPI:
         tasks = _of_srun(own, environ, gpus_per_node) if name in _SLURM else _of_mpirun(name, own, gpus_per_node)
         if tasks.size == 1 and not is_asked:
@@ -104,7 +107,7 @@ def take_apart(
             return OneProcess(words=tasks.words, launcher=name, environment=environment)
         return _apart(name, tasks, ranks=ranks, world_size=world_size, gpus_per_node=gpus_per_node)
     elif name == "accelerate":
-        asked = _of_accelerate(words, own, environ, gpus_per_node, is_asked)
+        asked = _of_accelerate(words, own, environ, gpus_per_node, is_asked, cwd or Path(), dict(files))
     elif is_asked:
         size = world_size or int(environ.get("WORLD_SIZE") or 0)
         if not size:
@@ -184,7 +187,7 @@ def _number(name: str, option: str, text: str) -> int:
 # --- DeepSpeed --------------------------------------------------------------------------------------------------------
 
 
-def _of_deepspeed(name: str, words: list[str], gpus_per_node: int | None, environ: Mapping[str, str]) -> _Asked | None:
+def _of_deepspeed(name: str, words: list[str], gpus_per_node: int | None, world_size: int | None) -> _Asked | None:
     found = parsed(words, DEEPSPEED_SYNTAX)
     if found is None:
         return None
@@ -194,7 +197,7 @@ def _of_deepspeed(name: str, words: list[str], gpus_per_node: int | None, enviro
     text = options.get("num-gpus", options.get("num-accelerators", ""))
     per_node = _number(name, "num-gpus", text) if text else gpus_per_node or (min(hosts) if hosts else 0)
     if not per_node:
-        if num_nodes == 1:
+        if num_nodes == 1 and world_size is None:
             return None  # all the cards there are
         per_node = GPUS_PER_NODE
     script = own_words(options, script)
@@ -293,17 +296,25 @@ print(json.dumps([size, machines, ["-m", *words] if options.module else words, c
 
 
 def _of_accelerate(
-    words: Sequence[str], own: list[str], environ: Mapping[str, str], gpus_per_node: int | None, is_asked: bool
-) -> _Asked | None:
+    words: Sequence[str], own: list[str], environ: Mapping[str, str], gpus_per_node: int | None, is_asked: bool,
+    cwd: Path, files: Mapping[Path, str],
+) -> _Asked | None:  # fmt: skip
     """accelerate is asked, by its own Python, only if the answer may be more than one machine."""
     text = " ".join(own)
-    config = accelerate_config(own, environ)
+    path = accelerate_config(own, environ, cwd)
+    changed_text = files.get(path.resolve()) if path is not None else None
+    config = changed_text if path is None or changed_text is not None else path.read_text(errors="replace")
     machines = re.search(r"--num[_-]machines[= ](\d+)", text)
-    in_config = re.search(r"^\W*num_machines\W+(\d+)", config, re.MULTILINE)
+    in_config = re.search(r"^\W*num_machines\W+(\d+)", config or "", re.MULTILINE)
     several = int((machines or in_config or ["", "1"])[1]) > 1
     if not is_asked and not several:
         return None
-    size, num_machines, script, changed = _ask_accelerate(words, own, environ)
+    with tempfile.TemporaryDirectory() as folder:
+        if path is not None and changed_text is not None:
+            copy = Path(folder, path.name)
+            copy.write_text(changed_text)
+            own = ["--config_file", str(copy), *_without_config(own)]
+        size, num_machines, script, changed = _ask_accelerate(words, own, environ, cwd)
     others = {name: value for name, value in changed.items() if not name.startswith(("TORCHELASTIC", "WORLD_SIZE"))}
     environment = {**others, "MASTER_ADDR": "127.0.0.1"}
     per_node = max(1, size // num_machines)
@@ -312,7 +323,12 @@ def _of_accelerate(
     return _Asked(words=tuple(script), size=size, per_node=per_node, environment=environment, kind="accelerate")
 
 
-def _ask_accelerate(words: Sequence[str], own: list[str], environ: Mapping[str, str]) -> Any:
+def _without_config(own: list[str]) -> list[str]:
+    at = next((number for number, word in enumerate(own) if re.match(r"--config[_-]file(=|$)", word)), None)
+    return own if at is None else [*own[:at], *own[at + (1 if "=" in own[at] else 2) :]]
+
+
+def _ask_accelerate(words: Sequence[str], own: list[str], environ: Mapping[str, str], cwd: Path) -> Any:
     from foretell.runs.command import python_of_launcher
 
     python = python_of_launcher(words, environ.get("PATH")) or sys.executable
@@ -320,8 +336,9 @@ def _ask_accelerate(words: Sequence[str], own: list[str], environ: Mapping[str, 
     hidden = {name: value for name, value in environ.items() if name not in ("LD_PRELOAD", "WORLD_SIZE", "RANK")}
     try:
         asked = subprocess.run(
-            [python, "-c", _ENVIRONMENT, *own], capture_output=True, text=True, timeout=120, env={**hidden, **_QUIET}
-        )
+            [python, "-c", _ENVIRONMENT, *own], capture_output=True, text=True, timeout=120, cwd=cwd,
+            env={**hidden, **_QUIET},
+        )  # fmt: skip
         return json.loads(asked.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
         said = asked.stderr.strip().splitlines()[-1:] if asked is not None else []

@@ -37,8 +37,9 @@ class World:
     """Whose environment the ranks find."""
     environment: dict[str, str] = field(default_factory=dict)
 
-    def write(self, directory: Path, *, forks: bool) -> Path:
-        """For the starter (inside/ranks/starter.py). `forks`: the ranks are Python scripts."""
+    def write(self, directory: Path, *, forks: bool, modules: Sequence[str] = ()) -> Path:
+        """For the starter (inside/ranks/starter.py). `forks`: the ranks are Python scripts; `modules`: to import before
+        them, once for all ranks."""
         path = directory / FILE
         path.write_text(
             json.dumps(
@@ -51,6 +52,7 @@ class World:
                     "launcher": self.launcher,
                     "environment": self.environment,
                     "forks": forks,
+                    "modules": modules,
                 }
             )
         )
@@ -105,16 +107,21 @@ def check_ranks(text: str) -> None:
 
 
 def started_by(
-    world: World, argv: Sequence[str], directory: Path, *, python: str | None, outer: str
+    world: World, argv: Sequence[str], directory: Path, *, python: str | None, outer: str, modules: Sequence[str]
 ) -> tuple[str, ...]:
     """The command that starts the ranks, each of which runs `argv`. `python`: the interpreter of `argv`, if there is
-    one; `outer`: any."""
+    one; `outer`: any; `modules`: to import once for all ranks."""
     forks = python is not None and argv[0] == python and len(argv) > 1 and is_script(argv[1:])
-    path = world.write(directory, forks=forks)
+    path = world.write(directory, forks=forks, modules=modules)
     if forks:
         return (argv[0], str(STARTER), str(path), *argv[1:])
     # Without hooks: it is no process of the job.
     return (outer, "-S", str(STARTER), str(path), *argv)
+
+
+def ranks_run(words: Sequence[str]) -> Sequence[str]:
+    """What each rank runs, of the words after the interpreter; the words themselves, if they do not start ranks."""
+    return words[2:] if words[0] == str(STARTER) else words
 
 
 def is_script(words: Sequence[str]) -> bool:

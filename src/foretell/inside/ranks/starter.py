@@ -50,7 +50,7 @@ class Starter:
             are_roles_wanted = int(self._world["are_roles_wanted"])
             self._library.foretell_some_run(self._world["size"], ranks, len(first), are_roles_wanted)
         if self._world["forks"]:
-            import_torch()
+            import_for_all(self._world["modules"])
         for rank in first:
             self._start(rank)
         while self._processes:
@@ -100,18 +100,23 @@ class Starter:
                     os.kill(other, signal.SIGTERM)
 
 
-def import_torch() -> None:
-    """Once for all ranks."""
+def import_for_all(modules: list[str]) -> None:
+    """torch, and what else the ranks would import anyway."""
     try:
         importlib.import_module("torch")
     except ImportError:  # the script fails with the error
         return
+    fork_server().import_all(modules)
+
+
+def fork_server() -> Any:
+    return importlib.import_module("foretell_child.inside.start.fork_server")
 
 
 def run_rank(words: list[str]) -> NoReturn:
-    fork_server = importlib.import_module("foretell_child.inside.start.fork_server")
-    fork_server.leave_what_is_the_servers()
-    fork_server.run_to_its_end(words)
+    server = fork_server()
+    server.leave_what_is_the_servers()
+    server.run_to_its_end(words)
     raise AssertionError("it has ended")
 
 

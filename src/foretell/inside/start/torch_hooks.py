@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..capture import Capture
-from ..change import alternatives, skip_init
+from ..change import alternatives, deepspeed_kernels, skip_init
 from ..guard import architectures
 from ..ranks.joining import Ranks
 from ..stop.autograd_threads import wait_for_autograd
@@ -63,6 +63,7 @@ def install_torch_hooks(capture: Capture, torch: Any, end: ProcessEnd) -> None:
         ("DataLoaders", options.steps != "all", lambda: loaders.install(torch)),
         ("the end of training", options.steps != "all", Stopping(capture, peaks, loaders, trainers, worst).install),
         ("weight initialization", options.skip_init, lambda: skip_init.install(capture, torch)),
+        ("DeepSpeed's optimizers", True, lambda: deepspeed_kernels.install(capture, torch)),
         ("torch.distributed", True, lambda: Ranks(capture, end).install(torch, is_virtual=not is_fake)),
         ("values", options.values and not is_fake, lambda: values_hooks.install(capture, torch)),
         ("the lines of warnings", options.values, lambda: warned_lines.install(capture)),
