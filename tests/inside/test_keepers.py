@@ -63,3 +63,21 @@ def test_what_a_function_lets_go_of_is_free(capture: Run) -> None:
         train()
         """
     assert capture(script, steps="all").check().said == ["True"] * 4
+
+
+def test_a_mapping_that_loads_what_it_is_asked_for_is_not_asked(capture: Run) -> None:
+    """transformers' tables of models import the modules of all of them."""
+    script = """
+        import torch
+        class Lazy(dict):
+            def values(self):
+                raise ImportError("loads everything")
+            __iter__ = __len__ = items = values
+        TABLE, ROWS = Lazy(), type("Rows", (list,), {"__iter__": Lazy.values, "__len__": Lazy.values})()
+        model = torch.nn.Linear(512, 1024).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(4):
+            model(torch.ones(64, 512, device="cuda")).mean().backward()
+            optimizer.step()
+        """
+    assert not capture(script, steps="all").check().lines("caveat")

@@ -69,10 +69,30 @@ def overwritten(read):
     if loss > 1:
         return 1
 
+def measured(read, types={"float": 4}):
+    tensor = read()
+    length = int(tensor.shape[0]) * types[tensor.dtype]
+    if tensor.dtype == "bfloat16" or length > 8 or tensor.numel() > 8 or len(tensor) > 8:
+        return [1, 2, 3][length]
+
 def unpacked(read):
     loss, accuracy = read(), 2
     return 1 if loss else 0
 '''
+
+
+class Value(float):
+    """A number that can be asked what a tensor can."""
+
+    shape = (1,)
+    dtype = "float"
+
+    def numel(self) -> int:
+        return 1
+
+    __len__ = numel
+
+
 functions: dict[str, Any] = {}
 exec(compile(FUNCTIONS, "a script", "exec"), functions)
 
@@ -91,15 +111,16 @@ exec(compile(FUNCTIONS, "a script", "exec"), functions)
         ("sliced", "an index"),
         ("sized", "a size"),
         ("overwritten", None),
+        ("measured", None),
         ("unpacked", "a branch"),
     ],
 )
 def test_use_of_a_value(function: str, decides: str | None) -> None:
     found: list[uses.Use] = []
 
-    def read() -> float:
+    def read() -> Value:
         found.append(uses.use_of(sys._getframe(1)))
-        return 1.0
+        return Value(1.0)
 
     functions[function](read)
     assert found[0].decides == decides

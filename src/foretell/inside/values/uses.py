@@ -21,9 +21,15 @@ from .branches import instructions, loops_around
 Decides = Literal["a branch", "an index", "a size"]
 _PASSES_ON = frozenset({
     "abs", "bool", "exp", "float", "int", "isfinite", "isinf", "isnan", "item", "log", "max", "mean", "min", "round",
-    "sqrt", "sum", "tolist", "any", "all", "len", "array", "asarray",
+    "sqrt", "sum", "tolist", "any", "all", "array", "asarray",
 })  # fmt: skip
 """What they return depends on the value as the value itself does."""
+_NOT_OF_VALUES = frozenset({
+    "data_ptr", "device", "dim", "dtype", "element_size", "get_device", "grad_fn", "is_contiguous", "is_cpu", "is_cuda",
+    "is_floating_point", "is_leaf", "is_sparse", "itemsize", "layout", "nbytes", "ndim", "ndimension", "nelement",
+    "numel", "requires_grad", "shape", "size", "storage_offset", "stride", "type",
+})  # fmt: skip
+"""What is known of a tensor, whatever its values."""
 _MAKES_SIZES = frozenset({
     "arange", "chunk", "empty", "expand", "full", "islice", "narrow", "new_empty", "new_full", "new_ones", "new_zeros",
     "ones", "pad", "rand", "randint", "randn", "randperm", "range", "repeat", "repeat_interleave", "reshape", "resize_",
@@ -184,6 +190,8 @@ class _Scan:
         name, stack = each.opname, self.stack
         if name.startswith(("LOAD_ATTR", "LOAD_METHOD")):
             owner = self._pop()
+            if each.argval in _NOT_OF_VALUES:
+                owner = _OTHER
             attribute = self.names.get(f".{each.argval}")
             item = attribute or (_Item(is_value=True) if owner.is_value else _Item(str(each.argval)))
             is_method = name.startswith("LOAD_METHOD") or (name == "LOAD_ATTR" and _pushes_two(each))

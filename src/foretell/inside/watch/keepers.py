@@ -10,13 +10,13 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-from collections import deque
+from operator import length_hint
 from types import FrameType
 from typing import Any
 
 from ..capture import Capture
 from ..where import OWN_FOLDERS, is_in_library
-from .modules import tensors_of
+from .modules import contents, tensors_of
 
 _STEPS = 8
 """Enough steps to show a leak, without slowing down a long run."""
@@ -66,10 +66,9 @@ class Keepers:
             if name.startswith("__"):
                 continue
             what = f"a growing {type(value).__name__} of tensors"
-            if isinstance(value, list | tuple | set | deque):
-                count = self._num_tensors(value)
-            elif isinstance(value, dict):
-                count = self._num_tensors(value.values())
+            held = contents(value)
+            if held is not None:
+                count = self._num_tensors(held)
             elif isinstance(value, self._tensor) and value.grad_fn is not None:
                 count = self._length_of_sum(name, value.grad_fn)
                 what = "a sum that keeps the graph of each step"
@@ -83,7 +82,7 @@ class Keepers:
 
     def _num_tensors(self, values: Any) -> int:
         """Number of tensors on the card, also in nested lists, tuples and dicts."""
-        if len(values) > _LARGEST:
+        if length_hint(values) > _LARGEST:
             return 0
         return sum(tensor.is_cuda for value in values for tensor in tensors_of(value, self._tensor))
 

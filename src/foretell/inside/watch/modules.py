@@ -14,7 +14,8 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from types import FunctionType, MethodType
 from typing import Any
@@ -214,9 +215,21 @@ def _call(self, *args, **kwargs):  # type: ignore[no-untyped-def]
 def tensors_of(value: Any, tensor_type: type) -> Iterator[Any]:
     if isinstance(value, tensor_type):
         yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
+    else:
+        for each in contents(value) or ():
             yield from tensors_of(each, tensor_type)
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from tensors_of(each, tensor_type)
+
+
+def contents(value: Any) -> Iterable[Any] | None:
+    """What a container holds; None: it is none. The code of a subclass is not run: a mapping that loads a class when it
+    is asked for would load them all (transformers')."""
+    return next((of(value) for kind, of in _CONTENTS.items() if isinstance(value, kind)), None)
+
+
+_CONTENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    dict: dict.values,
+    list: list.__iter__,
+    tuple: tuple.__iter__,
+    set: set.__iter__,
+    deque: deque.__iter__,
+}
