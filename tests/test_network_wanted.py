@@ -60,7 +60,20 @@ def test_an_error_that_only_quotes_the_failures_is_about_the_first_host() -> Non
     assert network.wanted_by(RuntimeError(tried)) == "first.example.org"
     quoted = "could not fetch x.gz: [Errno -3] Temporary failure in name resolution"
     assert network.wanted_by(RuntimeError(quoted)) == "first.example.org"
-    assert network.wanted_by(RuntimeError("x.gz is damaged")) is None
+    missing = RuntimeError("x.gz is missing")
+    assert (network.wanted_by(missing), network.unreached()) == (None, "second.example.org")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Offline mode: run this script without TRANSFORMERS_OFFLINE first", "a download"),
+        ("unset HF_HUB_OFFLINE", "a download"),
+        ("the data of the offline policy is missing", None),
+    ],
+)
+def test_a_script_that_saw_that_it_is_offline_wanted_a_download(text: str, wanted: str | None) -> None:
+    assert Network().wanted_by(LookupError(text)) == wanted
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), FileNotFoundError(2, "x"), KeyError("huggingface.co")])

@@ -433,6 +433,10 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
             "exception", 11, type="OSError", message="We couldn't connect", where="train.py:3", is_oom=False,
             network="bert-base-cased from huggingface.co",
         ).trace(exit_status=1),
+        "no network before": new().torch().journal(
+            "exception", 11, type="LookupError", message="no punkt", where="train.py:3", is_oom=False,
+            unreached="example.org",
+        ).trace(exit_status=1),
         "a Python without hooks": new().trace(is_python=True),
         "SIGSEGV before a step": replace(new().torch().trace(exit_status=-11), is_ended=False),
         "a timeout before a step": new().torch().trace(is_timed_out=True, exit_status=-15),

@@ -76,7 +76,7 @@ def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:
         wanted = f"the script wanted {trace.exception.network}, but has no network here; --online allows downloads"
         return EndedBy(kind="script", message=f"{wanted}. It {_failure(trace)}")
     if not trace.is_cut_short:
-        return EndedBy(kind="script", message=f"the script itself {_failure(trace)}")
+        return EndedBy(kind="script", message=_with_unreached(trace, f"the script itself {_failure(trace)}"))
     cut = "an evaluation" if trace.cut_loops and trace.cut_loops[-1].kind == "evaluation" else "the training"
     message = f"after foretell had ended {cut} early, the script {_failure(trace)}"
     return EndedBy(kind="early_end", message=message)
@@ -98,6 +98,12 @@ def _failure(trace: Trace) -> str:
     if nccl := _OF_NCCL.search(trace.exception.message):  # the reason, behind what PyTorch says of the call
         return f"failed{rank}{where}: {nccl[1]}"
     return f"failed{rank}{where}: {trace.exception.type}{': ' + message[0] if message else ''}"
+
+
+def _with_unreached(trace: Trace, failed: str) -> str:
+    if trace.steps or trace.exception is None or trace.exception.unreached is None:
+        return failed
+    return f"{_sentence(failed)} Before that, it could not reach {trace.exception.unreached}; --online allows downloads"
 
 
 def has_ended_well(trace: Trace) -> bool:

@@ -175,6 +175,7 @@ KINDS: dict[str, Kind] = {
             "is_oom": Key("bool"),
             "thread": Key("bool", "it ended a thread other than the main one", is_optional=True),
             "network": Key("str", "the host or repository it wanted, but has no network", is_optional=True),
+            "unreached": Key("str", "else a host that could not be reached before", is_optional=True),
         },
     ),
     "unknown_read": Kind(

@@ -237,6 +237,7 @@ def _exception(told: Told, line: Line) -> None:
         where=_optional(line.get("where")),
         is_oom=bool(line.get("is_oom")),
         network=_optional(line.get("network")),
+        unreached=_optional(line.get("unreached")),
     )
 
 

@@ -408,6 +408,8 @@ class ScriptException:
     """The rank that raised it, in a job of several."""
     network: str | None = None
     """The host or repository it could not reach, because foretell kept it from the network."""
+    unreached: str | None = None
+    """A host that could not be reached before, which may be why it was raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

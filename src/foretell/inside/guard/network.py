@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -15,6 +16,8 @@ NETWORK_ERRORS = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.E
 CLIENTS = ("requests.", "urllib3.", "urllib.error.", "httpx.", "httpcore.", "aiohttp.", "botocore.", "http.client.")
 """Modules whose exceptions are about a connection."""
 HUB_OFFLINE = ("OfflineModeIsEnabled", "LocalEntryNotFoundError", "OfflineModeIsEnabledError")
+SAYS_OFFLINE = re.compile(r"offline mode|_OFFLINE\b", re.IGNORECASE)
+"""Scripts and libraries look at the variables that `offline` has set, and give up without trying."""
 HUB = "huggingface.co"
 HUB_PACKAGES = ("huggingface_hub", "transformers", "datasets", "diffusers", "timm", "evaluate")
 REPOSITORY_VARIABLES = ("repo_id", "path_or_repo_id", "pretrained_model_name_or_path", "hf_hub_id", "model_id", "path")
@@ -76,7 +79,15 @@ class Network:
                 return f"{repository} from {HUB}" if repository else HUB
         if self._host is not None and any(map(_is_about_a_connection, _chain(error))):
             return self._host
-        return next(filter(None, map(self._quoted, _chain(error))), None)
+        quoted = next(filter(None, map(self._quoted, _chain(error))), None)
+        if quoted is None and any(SAYS_OFFLINE.search(str(each)) for each in _chain(error)):
+            return "a download"
+        return quoted
+
+    def unreached(self) -> str | None:
+        """The last host that could not be reached. Libraries look for a file on the network, then raise an error that
+        says only that it is missing (evaluate, nltk)."""
+        return next(reversed(self._failures), None)
 
     def _quoted(self, error: BaseException) -> str | None:
         """The host that could not be reached, if the text of the error names it or quotes the failure: torchvision

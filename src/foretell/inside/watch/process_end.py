@@ -83,9 +83,15 @@ class ProcessEnd:
             self._write(error, traceback)
 
     def _write(self, error: BaseException, traceback: TracebackType | None, **more: bool) -> None:
-        wanted = self._network.wanted_by(error) if self._capture.options.offline else None
-        network = {} if wanted is None else {"network": wanted}
-        self._capture.journal.write("exception", **describe(error, traceback), **network, **more)
+        self._capture.journal.write("exception", **describe(error, traceback), **self._of_network(error), **more)
+
+    def _of_network(self, error: BaseException) -> dict[str, str]:
+        if not self._capture.options.offline:
+            return {}
+        if wanted := self._network.wanted_by(error):
+            return {"network": wanted}
+        unreached = self._network.unreached()
+        return {"unreached": unreached} if unreached else {}
 
     def _at_exit(self) -> None:
         if self._has_ended:
