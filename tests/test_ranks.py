@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from conftest import ForetellRun
-from foretell import gpus
 from foretell import trace as traces
 from foretell.analysis.verdict import estimate_of, estimates_of_others
 from foretell.records import Estimate
 from foretell.report.ranks import ranges
-from foretell.rules.nccl import nccl_bytes
 from warm_runs import WarmRuns
 
 SCRIPTS = Path(__file__).parent / "ranks"
@@ -28,10 +26,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRuns]:
 
 
 def run(
-    runs: WarmRuns, count: int, script: str, *arguments: str, trace: Path | None = None, **more: str
-) -> ForetellRun:
+    runs: WarmRuns, count: int, script: str, *arguments: str, trace: Path | None = None, nccl_bytes: int | None = None,
+    **more: str,
+) -> ForetellRun:  # fmt: skip
     words = (SCRIPTS / "launch.py", str(count), SCRIPTS / f"{script}.py", *arguments)
-    return runs.run(*words, gpu="h100-sxm", trace=trace, environment=more, gpus_per_node=count)
+    options = {} if nccl_bytes is None else {"nccl_bytes": nccl_bytes}
+    return runs.run(*words, gpu="h100-sxm", trace=trace, environment=more, gpus_per_node=count, **options)
 
 
 def test_what_ranks_exchange_is_what_gloo_exchanges(runs: WarmRuns) -> None:
@@ -61,8 +61,10 @@ def test_the_rank_that_needs_the_most_is_the_result(runs: WarmRuns, tmp_path: Pa
     assert (first["stands_for"], second["stands_for"]) == ("0", "1")
     assert second["peak"]["allocated_bytes"] - first["peak"]["allocated_bytes"] == 100 << 20
     assert found["peak"]["allocated_bytes"] == second["peak"]["allocated_bytes"]
-    buffers = nccl_bytes(gpus.find("h100-sxm")).pair_bytes
-    assert all(each["peak"]["library_bytes"] >= buffers for each in (first, second))
+    for each in (first, second):
+        (communicator,) = each["communicators"]
+        assert communicator["channels"] == 24
+        assert each["peak"]["library_bytes"] >= each["nccl_bytes"] == communicator["bytes"] >= 24 * 12 << 20
     again = estimate_of(traces.load(file))
     assert [each.peak.reserved_bytes for each in again.ranks] == [
         each["peak"]["reserved_bytes"] for each in (first, second)
@@ -78,8 +80,10 @@ def test_the_rank_that_needs_the_most_is_the_result(runs: WarmRuns, tmp_path: Pa
 
 
 def test_ranks_that_use_memory_alike_are_one_row(runs: WarmRuns) -> None:
-    found = run(runs, 3, "uneven", "alike").result
-    assert [each["stands_for"] for each in found["ranks"]] == ["0,1,2"]
+    found = run(runs, 3, "uneven", "alike", nccl_bytes=777 << 20).result
+    (row,) = found["ranks"]
+    assert (row["stands_for"], row["nccl_bytes"]) == ("0,1,2", 777 << 20)
+    assert not [cause for cause in found["causes"] if cause["name"] == "connections"]
 
 
 @pytest.mark.parametrize(

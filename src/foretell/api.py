@@ -20,6 +20,7 @@ from foretell.errors import ForetellError, ScriptError, UnsupportedError, UsageE
 from foretell.jobs import CaptureOptions, Job, Steps, WholeLoops, changes
 from foretell.records import Engine, Estimate, Gpu, IsolationMode, Need
 from foretell.rules.capacity import smallest_that_fit
+from foretell.rules.nccl import fabric_of
 from foretell.runs import Progress, Warm, launch, pickled
 from foretell.runs.calls import name_of
 from foretell.runs.environment import make_directory
@@ -287,6 +288,11 @@ def estimate(
     keep_init: bool = False,
     online: bool = False,
     isolation: IsolationMode | Literal["auto"] = "auto",
+    world_size: int | None = None,
+    ranks: str | None = None,
+    gpus_per_node: int | None = None,
+    nccl: str | int | None = None,
+    interconnect: str | None = None,
     need: bool = True,
 ) -> Estimate:
     """Estimate the memory a job needs on a GPU, without that GPU.
@@ -309,6 +315,7 @@ def estimate(
         make_job(
             job, gpu=gpu, args=args, kwargs=kwargs, cwd=cwd, env=env, steps=steps, engine=engine, context=context,
             used_by_others=used_by_others, timeout=timeout, keep_init=keep_init, online=online, isolation=isolation,
+            world_size=world_size, ranks=ranks, gpus_per_node=gpus_per_node, nccl=nccl, interconnect=interconnect,
         )
     )  # fmt: skip
     done = follow_up(done, need=need)
@@ -333,20 +340,30 @@ def make_job(
     keep_init: bool = False,
     online: bool = False,
     isolation: IsolationMode | Literal["auto"] = "auto",
+    world_size: int | None = None,
+    ranks: str | None = None,
+    gpus_per_node: int | None = None,
+    nccl: str | int | None = None,
+    interconnect: str | None = None,
 ) -> Job:
     """The `Job` of what Python users give: the parameters of `estimate`."""
     if isinstance(job, str):
         raise UsageError(f"a command must be a list of words, for example {job.split()!r}.")
     if not callable(job) and (args or kwargs):
         raise UsageError("args and kwargs are for functions; put the arguments of a command in its list.")
+    card = gpus.find(gpu) if isinstance(gpu, str) else gpu
+    fabric_of(card, interconnect)  # raises if it is none
     return Job(
         command=(name_of(job),) if callable(job) else tuple(str(word) for word in job),
         call=pickled(job, args, kwargs) if callable(job) else b"",
-        gpu=gpus.find(gpu) if isinstance(gpu, str) else gpu,
+        gpu=card,
         cwd=None if cwd is None else Path(cwd),
         environment=changes(env or {}),
         context_bytes=parse_bytes(context) if isinstance(context, str) else context,
         used_by_others_bytes=parse_bytes(used_by_others) if isinstance(used_by_others, str) else used_by_others,
+        world_size=world_size,
+        ranks=ranks,
+        gpus_per_node=gpus_per_node,
         options=CaptureOptions(
             steps=steps,
             engine=engine,
@@ -354,5 +371,7 @@ def make_job(
             offline=not online,
             isolation=isolation,
             timeout_seconds=timeout,
+            interconnect=interconnect,
+            nccl_bytes=parse_bytes(nccl) if isinstance(nccl, str) else nccl,
         ),
     )

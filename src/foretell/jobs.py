@@ -12,7 +12,7 @@ from typing import Literal
 
 from foretell.errors import UsageError
 from foretell.plain import from_plain, parse_json, to_plain
-from foretell.records import Engine, Gpu, Isolation, IsolationMode, LibraryBytes, Profile
+from foretell.records import Connections, Engine, Gpu, Isolation, IsolationMode, LibraryBytes, Profile
 
 SCHEMA = "foretell.job/1"
 Steps = Literal["auto", "all", "worst"] | int
@@ -73,17 +73,30 @@ class CaptureOptions:
     """Record the operators of a step, from which its time and utilization follow."""
     host_factor: float | None = None
     """How much slower the CPU beside the card is than a fast one; None: typical."""
+    interconnect: str | None = None
+    """How the GPUs of a job are connected, as far as it is known: `nvlink` or `pcie` in a machine, `ib` or `ethernet`
+    between machines, or one of each. NCCL's buffers depend on it."""
+    nccl_bytes: int | None = None
+    """What NCCL's buffers take of each card; None: by rule."""
     verbose: bool = False
     """Show the whole traceback also of an out-of-memory error, whose message and line are in the result."""
     phases: bool = True
     guards: bool = True
     """Refuse jobs that cannot be estimated: a card torch has no kernels for."""
 
+    @property
+    def connections(self) -> Connections:
+        if self.nccl_bytes is not None:
+            return "given"
+        return "assumed" if self.interconnect is None else "described"
+
     def __post_init__(self) -> None:
         if isinstance(self.steps, int) and self.steps < 1:
             raise UsageError(f"--steps {self.steps}: must be a number (1 or more), auto, all or worst.")
         if self.host_factor is not None and not 0.1 <= self.host_factor <= 100:
             raise UsageError(f"--host-factor {self.host_factor:g}: must be a number from 0.1 to 100.")
+        if self.nccl_bytes is not None and self.nccl_bytes < 0:
+            raise UsageError(f"--nccl {self.nccl_bytes} bytes: must be 0 or more.")
         if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= _LONGEST_SECONDS:
             raise UsageError(
                 f"--timeout {self.timeout_seconds:g}: must be more than 0 and at most {_LONGEST_SECONDS:g} seconds."

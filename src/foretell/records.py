@@ -105,6 +105,11 @@ class Repeat:
     """Its reserved peak less that of the job unchanged."""
 
 
+Connections = Literal["assumed", "described", "given"]
+"""How it is known what NCCL's buffers take: from what machines with such cards have, from how the GPUs are connected,
+or because somebody has measured it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What of a run decides how sure its estimate is."""
@@ -132,6 +137,7 @@ class Evidence:
     """Batches differ in shape, and larger ones than those seen may come."""
     connection_bytes: int = 0
     """NCCL's buffers, which depend on the topology."""
+    connections: Connections = "assumed"
     undocumented_bytes: int = 0
     """The largest workspace that follows no documentation: of recurrent nets, Fourier transforms, solvers."""
     repeats: tuple[Repeat, ...] = ()

@@ -40,6 +40,7 @@ def evidence_of(
         longer_bytes=max(peaks) - min(peaks) if may_be_longer and peaks else 0,
         are_lengths_unknown=may_be_longer,
         connection_bytes=_connection_bytes(trace),
+        connections=trace.connections,
         undocumented_bytes=_undocumented_bytes(trace),
     )
 

@@ -11,7 +11,6 @@ from itertools import pairwise
 from foretell.errors import ForetellError
 from foretell.records import Communicator, Estimate, RankEstimate, World
 from foretell.rules.capacity import capacity_of
-from foretell.rules.nccl import nccl_bytes
 from foretell.trace import DeviceMemory, Trace
 from foretell.trace.records import RankMark
 
@@ -124,7 +123,7 @@ def _row(group: list[Trace], estimate: Estimate) -> RankEstimate:
 
 
 def _communicators(trace: Trace) -> tuple[Communicator, ...]:
-    mark, channels = _mark(trace), nccl_bytes(trace.gpu).num_channels
+    mark = _mark(trace)
     seen: Counter[str] = Counter()
     found = []
     for use in mark.communicators:
@@ -132,7 +131,9 @@ def _communicators(trace: Trace) -> tuple[Communicator, ...]:
         seen[kind] += 1
         name = kind if seen[kind] == 1 else f"{kind} ({seen[kind]})"
         found.append(
-            Communicator(name=name, size=use.size, channels=channels, kinds=use.kinds, bytes=use.buffer_bytes)
+            Communicator(
+                name=name, size=use.size, channels=use.num_channels, kinds=use.kinds, bytes=use.buffer_bytes
+            )
         )
     return tuple(found)
 

@@ -56,6 +56,14 @@ def add_job(
         "(default: all of one machine, auto of several)",
     )  # fmt: skip
     card.add_argument(
+        "--interconnect", metavar="nvlink|pcie,ib|ethernet",
+        help="how the GPUs of a job are connected, inside and between machines, e.g. nvlink,ib; NCCL's buffers depend "
+        "on it (default: as usual for the GPU)",
+    )  # fmt: skip
+    card.add_argument(
+        "--nccl", metavar="SIZE", help="what NCCL's buffers take of each GPU, e.g. 1500MiB (default: by rule)"
+    )
+    card.add_argument(
         "--used-by-others", metavar="SIZE", default="0",
         help="memory already used by other processes, such as a desktop, e.g. 800MiB (default: 0)",
     )  # fmt: skip
@@ -131,6 +139,7 @@ def job_of(
     `is_note_shown` it is not said what is done with a launcher."""
     from foretell import api, calibration, gpus
     from foretell.jobs import CaptureOptions, Job
+    from foretell.rules.nccl import fabric_of
     from foretell.runs import resolve
     from foretell.units import parse_bytes
 
@@ -150,6 +159,8 @@ def job_of(
         verbose=options.verbose,
         time=options.time or options.host_factor is not None or getattr(options, "timeline", None) is not None,
         host_factor=options.host_factor,
+        interconnect=options.interconnect,
+        nccl_bytes=None if options.nccl is None else parse_bytes(options.nccl),
         stdout="file" if not is_output_shown else "stderr" if is_stdout_taken(options) else "inherit",
     )
     if gpu is None:
@@ -166,6 +177,7 @@ def job_of(
         profile=profile,
         options=capture,
     )
+    fabric_of(gpu, options.interconnect)  # raises if it is none
     note = resolve(
         job.command, engine=capture.engine, gpus_per_node=job.gpus_per_node, world_size=job.world_size, ranks=job.ranks
     ).note

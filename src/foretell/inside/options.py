@@ -26,6 +26,8 @@ class Options:
     survey: bool
     describe: bool
     alternatives: Sequence[str]
+    interconnect: str | None
+    nccl_bytes: int | None
     phases: bool
     time: bool
     verbose: bool

@@ -97,8 +97,8 @@ KINDS: dict[str, Kind] = {
         {
             "communicators": Key(
                 "list",
-                "`size`, `kinds` of collectives, `bytes` of buffers, `ranks` (of the job, if only some run) and "
-                "`neighbours` among them in a pipeline",
+                "`size`, `kinds` of collectives, `bytes` of buffers, `channels`, `ranks` (of the job, if only some "
+                "run) and `neighbours` among them in a pipeline",
             )
         },
     ),

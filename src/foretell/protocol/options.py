@@ -41,6 +41,10 @@ OPTIONS: dict[str, Option] = {
     "survey": Option(False, "a boolean", "note what of the training could be done otherwise"),
     "describe": Option(False, "a boolean", "describe the job at its first backward pass, and end there"),
     "alternatives": Option((), '`["autocast=bfloat16"]`', "changes to make to the training"),
+    "interconnect": Option(
+        None, '`"nvlink,ib"`', "how GPUs of a machine reach each other, and those of two: `runs` says both"
+    ),
+    "nccl_bytes": Option(None, "a number", "what NCCL's buffers take, instead of what follows from its rules"),
     "phases": Option(True, "a boolean", "mark forward and backward; off only in tests"),
     "time": Option(False, "a boolean", "record the operators of a step, for its time"),
     "verbose": Option(False, "a boolean", "show whole tracebacks, with foretell's frames and of out-of-memory errors"),

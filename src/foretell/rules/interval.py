@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..records import CONVOLUTION_KINDS, Cause, ConvolutionKind, Evidence, Repeat, RepeatKind
+from ..records import CONVOLUTION_KINDS, Cause, Connections, ConvolutionKind, Evidence, Repeat, RepeatKind
 from ..units import MIB
 
 CONSTANTS = Path(__file__).with_name("interval.toml")
@@ -142,12 +142,13 @@ def _causes(evidence: Evidence, remainder: Remainder) -> Iterator[Cause]:
         request_bytes=evidence.undocumented_bytes,
         why="what recurrent nets, Fourier transforms or solvers need is not documented",
     )
+    below, above = _CONNECTION_SHARES[evidence.connections]
     yield Cause(
         name="connections",
-        below_bytes=evidence.connection_bytes // 2,
-        above_bytes=evidence.connection_bytes,
-        request_bytes=evidence.connection_bytes,
-        why="what NCCL allocates depends on the topology of the machine",
+        below_bytes=round(below * evidence.connection_bytes),
+        above_bytes=round(above * evidence.connection_bytes),
+        request_bytes=round(above * evidence.connection_bytes),
+        why="what NCCL allocates depends on how the GPUs are connected (--interconnect, --nccl)",
     )
     smaller, larger = _moved(evidence, "workspaces") or (0, 0)
     above = max(larger, remainder.above.bytes_for(evidence))
@@ -160,6 +161,10 @@ def _causes(evidence: Evidence, remainder: Remainder) -> Iterator[Cause]:
     )
 
 
+_CONNECTION_SHARES: dict[Connections, tuple[float, float]] = {
+    "assumed": (0.5, 1.0), "described": (0.25, 0.25), "given": (0.0, 0.0)
+}  # fmt: skip
+"""How much less and more NCCL's buffers may be than by rule. Not calibrated: there are five public figures."""
 _WHYS: dict[ConvolutionKind, str] = {
     "plain": "what remained on measured runs: the order of cached blocks",
     "asked": "another cuDNN may choose other plans than the one installed here",

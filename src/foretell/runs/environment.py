@@ -13,7 +13,7 @@ from foretell.jobs import Job
 from foretell.protocol.options import encode
 from foretell.records import IsolationMode, LibraryBytes
 from foretell.rules import guessed_context_bytes, is_eager, library_bytes
-from foretell.rules.nccl import nccl_bytes
+from foretell.rules.nccl import fabric_of
 from foretell.virtual import are_libraries_there, environment, library_paths
 from foretell.virtual.environment import convolution_line
 
@@ -44,6 +44,7 @@ def child_environment(
 ) -> dict[str, str]:
     """The complete environment of the child. Also writes the files it refers to into the capture folder."""
     options, base = job.options, job.variables()
+    options = replace(options, interconnect=fabric_of(job.gpu, options.interconnect).words)
     # The CPU engine does not need the driver, but a torch with CUDA queries it, and this one answers.
     is_preloaded = options.engine == "virtual" or are_libraries_there()
     measured = {}
@@ -59,7 +60,6 @@ def child_environment(
             log_prefix=str(directory / "native"),
             num_devices=num_gpus,
             events=options.events,
-            connections=_connections(job, base),
             workspaces=options.workspaces,
             is_preloaded=is_preloaded,
             base=base,
@@ -69,18 +69,6 @@ def child_environment(
         **_compile_caches(directory, base),
         "FORETELL_CAPTURE": encode(directory, replace(options, isolation=isolation)),
         "PYTHONPATH": os.pathsep.join([str(_BOOTSTRAP), *filter(None, [base.get("PYTHONPATH")])]),
-    }
-
-
-def _connections(job: Job, variables: Mapping[str, str]) -> dict[str, int]:
-    """By the keys of FORETELL_DEVICE."""
-    found = nccl_bytes(job.gpu, variables)
-    return {
-        "nccl_pair": found.pair_bytes,
-        "nccl_ring": found.ring_bytes,
-        "nccl_send": found.send_bytes,
-        "nccl_receive": found.receive_bytes,
-        "nccl_shared": found.shared_bytes,
     }
 
 

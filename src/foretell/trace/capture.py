@@ -463,6 +463,7 @@ def _assemble(
         own_folders=told.own_folders,
         is_time_asked=result.job.options.time,
         host_factor=result.job.options.host_factor,
+        connections=result.job.options.connections,
         **_batches(told),
         **read_operators(result.directory, pid),
     )

@@ -292,6 +292,7 @@ def _communicators(told: Told, line: Line) -> None:
             size=int(each["size"]),
             kinds=tuple(map(str, each["kinds"])),
             buffer_bytes=int(each["bytes"]),
+            num_channels=int(each["channels"]),
             ranks=tuple(map(int, each["ranks"])),
             neighbours=tuple(map(int, each["neighbours"])),
         )

@@ -14,7 +14,7 @@ from foretell.masking import mask, mask_command
 from foretell.protocol import marks
 from foretell.protocol.history import ACTIONS
 from foretell.protocol.native_log import WORKSPACE_SOURCES
-from foretell.records import Engine, Gpu, Isolation, LibraryBytes, Need, OutOfMemory, Phase, TensorShape
+from foretell.records import Connections, Engine, Gpu, Isolation, LibraryBytes, Need, OutOfMemory, Phase, TensorShape
 
 PHASES: tuple[Phase, ...] = marks.PHASES
 
@@ -420,6 +420,7 @@ class CommunicatorUse:
     kinds: tuple[str, ...]
     """Of collectives."""
     buffer_bytes: int
+    num_channels: int = 0
     ranks: tuple[int, ...] = ()
     """Its ranks in the job; empty: not known."""
     neighbours: tuple[int, ...] = ()
@@ -574,6 +575,8 @@ class Trace:
     """As in `CaptureOptions.time`."""
     host_factor: float | None = None
     """As in `CaptureOptions`."""
+    connections: Connections = "assumed"
+    """What is known of how the job's GPUs are connected."""
     recorded_step: RecordedStep | None = None
     """None: its operators are not known; see `CaptureOptions.time`."""
     used_by_others_bytes: int = 0

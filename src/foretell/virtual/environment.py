@@ -56,12 +56,10 @@ def environment(
     num_devices: int = 1,
     events: Events = "late",
     workspaces: Workspaces = "asked",
-    connections: Mapping[str, int] | None = None,
     is_preloaded: bool = True,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The variables to add to a child's environment; `base` is its environment without them (default: ours),
-    `connections` what NCCL takes for each. Without
+    """The variables to add to a child's environment; `base` is its environment without them (default: ours). Without
     `is_preloaded` the card is only described, for the CPU engine."""
     assert not set(";=") & set(gpu.device_name), gpu.device_name
     base = os.environ if base is None else base
@@ -88,7 +86,6 @@ def environment(
         "cublas_library": libraries.cublas,
         "cudnn_library": libraries.cudnn,
         "nccl_library": libraries.nccl,
-        **(connections or {}),
         "batch_norm_library": libraries.cudnn_batch_norm,
         "events": events,
         "workspaces": workspaces,

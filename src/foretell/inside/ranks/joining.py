@@ -16,13 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 from ..capture import Capture
 from ..watch.process_end import ProcessEnd
 from .absent import Absent
+from .connections import OPERATIONS, Connections
 
 TO_ITS_END, CUT_SHORT, BY_AN_EXCEPTION = range(3)
 """How a rank ends (native/libraries/exchange.h)."""
-OPERATIONS = (
-    "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather", "send", "recv",
-)  # fmt: skip
-"""In the order of protocol/native_log.py."""
 QUESTIONS = {"steps": 1, "evaluation": 2}
 """What the ranks agree on, by the number of the question."""
 
@@ -34,6 +31,7 @@ class Ranks:
         self._library: Any = None
         self._joined: tuple[int, int] | None = None
         self._of_absent: Absent | None = None
+        self._connections: Connections | None = None
 
     def install(self, torch: Any, *, is_virtual: bool) -> None:
         if not torch.distributed.is_available():
@@ -64,8 +62,10 @@ class Ranks:
             self._capture.patches.wrap(module, "init_process_group", joining)
             if is_virtual:
                 self._capture.patches.wrap(module, "destroy_process_group", _draining)
-        if is_virtual:
-            self._capture.before_end.append(lambda: ctypes.CDLL(None).foretell_drain(1))
+        library = ctypes.CDLL(None)
+        if is_virtual and hasattr(library, "foretell_on_connection"):
+            self._connections = Connections(self._capture, library)
+            self._capture.before_end.append(lambda: library.foretell_drain(1))
 
     def _size_in_part(self) -> int:
         """The number of ranks, if not all of them run; else 0."""
@@ -102,11 +102,11 @@ class Ranks:
     def _communicators(self) -> Iterator[dict[str, Any]]:
         """Oldest first."""
         world_size = self._joined[1] if self._joined else 1
-        values = (ctypes.c_int64 * 3)()
+        values = (ctypes.c_int64 * 4)()
         members, are_neighbours = (ctypes.c_int32 * world_size)(), (ctypes.c_bool * world_size)()
         found: list[dict[str, Any]] = []
         while self._library.foretell_communicator_use(len(found), values, members, are_neighbours, world_size):
-            size, operations, size_bytes = values
+            size, operations, size_bytes, communicator = values
             ranks = list(members[:size])
             known = ranks if size and ranks[0] >= 0 else []
             found.append(
@@ -114,6 +114,7 @@ class Ranks:
                     "size": size,
                     "kinds": [name for bit, name in enumerate(OPERATIONS) if operations >> bit & 1],
                     "bytes": size_bytes,
+                    "channels": self._connections.num_channels(communicator % 2**64) if self._connections else 0,
                     "ranks": known,
                     "neighbours": [rank for rank, is_one in zip(known, are_neighbours, strict=False) if is_one],
                 }

@@ -21,8 +21,7 @@ static const struct { const char *key; size_t offset; } KEYS[] = {
     KEY(count), KEY(total), KEY(context), KEY(major), KEY(minor), KEY(sms), KEY(shared_per_block),
     KEY(shared_per_block_optin), KEY(shared_per_sm), KEY(registers_per_sm), KEY(threads_per_sm), KEY(blocks_per_sm),
     KEY(l2), KEY(bus_bits), KEY(clock_khz), KEY(memory_clock_khz), KEY(pci_device_id), KEY(cublas_library),
-    KEY(cudnn_library), KEY(batch_norm_library), KEY(nccl_library), KEY(nccl_pair), KEY(nccl_ring), KEY(nccl_send),
-    KEY(nccl_receive), KEY(nccl_shared), KEY(arena),
+    KEY(cudnn_library), KEY(batch_norm_library), KEY(nccl_library), KEY(arena),
 #undef KEY
 };
 

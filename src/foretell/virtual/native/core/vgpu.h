@@ -44,8 +44,7 @@ typedef struct {
     char name[256];
     int64_t count, total, context, major, minor, sms, shared_per_block, shared_per_block_optin, shared_per_sm,
         registers_per_sm, threads_per_sm, blocks_per_sm, l2, bus_bits, clock_khz, memory_clock_khz, pci_device_id,
-        cublas_library, cudnn_library, nccl_library, nccl_pair, nccl_ring, nccl_send,
-        nccl_receive, nccl_shared, batch_norm_library, events_late, workspaces, arena;
+        cublas_library, cudnn_library, nccl_library, batch_norm_library, events_late, workspaces, arena;
 } Card;
 enum { WORKSPACES_ASKED, WORKSPACES_NONE, WORKSPACES_NEXT }; /* which engine of cuDNN's a convolution gets */
 

@@ -24,7 +24,7 @@ typedef struct {
     int *to_skip, *num_mirrored; /* messages to everybody, and those sent to this one that it was taken to have sent */
     Place *heard;          /* what each has told everybody */
     Place *received;       /* what each has sent to this one */
-    bool has_ring, *sends_to, *receives_from; /* connected so far */
+    uint64_t *asked;       /* what is connected: for each operation a bit for each size, or a word for each peer */
     void **buffers;        /* on the card */
     size_t num_buffers, buffer_room;
 } Communicator;
@@ -88,6 +88,7 @@ int foretell_communicator_use(int number, int64_t *values, int32_t *members, boo
     values[0] = use->num_ranks;
     values[1] = use->operations;
     values[2] = use->bytes;
+    values[3] = (int64_t)use->id;
     for (int i = 0; i < room && i < use->num_ranks; i++) {
         members[i] = use->members ? use->members[i] : -1;
         are_neighbours[i] = use->is_neighbour[i];
@@ -154,37 +155,37 @@ static const Told *find_told(uint64_t unique_id) {
 
 EXPORT int ncclGetVersion(int *version);
 
-/* How much each connection takes is worked out in rules/nccl.py. Since 2.22 they are made when they are first used. */
+/* What each call connects, and how much that takes, is worked out in Python (rules/nccl.py), which is asked once for
+ * each kind and size of call, and for each peer. */
 static const char BUFFERS[] = "NCCL buffers";
+#define CREATED (-1)
+#define FIRST_OF_PEERS OPERATION_SEND /* operations before it are told apart by size */
+typedef int64_t (*ConnectionBytes)(uint64_t id, int num_ranks, int rank, const int32_t *members, int operation,
+                                   int peer, int64_t bytes);
+static ConnectionBytes connection_bytes;
 
-static int connect(Communicator *c, int64_t bytes) {
-    if (bytes <= 0) return NCCL_SUCCESS;
+EXPORT void foretell_on_connection(ConnectionBytes function);
+void foretell_on_connection(ConnectionBytes function) { connection_bytes = function; }
+
+static int connect(Communicator *c, int operation, int peer, size_t bytes) {
+    if (!connection_bytes) return NCCL_SUCCESS;
+    if (operation != CREATED) {
+        int log_size = bytes ? 63 - __builtin_clzl(bytes) : 0;
+        bool is_of_peer = operation >= FIRST_OF_PEERS;
+        uint64_t *asked = &c->asked[operation < FIRST_OF_PEERS ? operation : FIRST_OF_PEERS + peer];
+        uint64_t bit = 1ul << (is_of_peer ? operation - FIRST_OF_PEERS : log_size);
+        if (*asked & bit) return NCCL_SUCCESS;
+        *asked |= bit;
+    }
+    int64_t wanted = connection_bytes(c->id, c->num_ranks, c->rank, c->members, operation, peer, (int64_t)bytes);
+    if (wanted <= 0) return NCCL_SUCCESS;
     void *buffer;
-    if (device_malloc(&buffer, (size_t)bytes, BUFFERS))
+    if (device_malloc(&buffer, (size_t)wanted, BUFFERS))
         return failed(NCCL_CUDA_ERROR, "Failed to CUDA malloc: out of memory");
     c->buffers = with_room(c->buffers, sizeof *c->buffers, c->num_buffers, &c->buffer_room);
     c->buffers[c->num_buffers++] = buffer;
-    c->use->bytes += bytes;
+    c->use->bytes += wanted;
     return NCCL_SUCCESS;
-}
-
-static int connect_ring(Communicator *c) {
-    if (c->has_ring) return NCCL_SUCCESS;
-    c->has_ring = true;
-    return connect(c, c->num_ranks == 2 ? card()->nccl_pair : card()->nccl_ring);
-}
-
-static int connect_peer(Communicator *c, bool *is_connected, int64_t bytes) {
-    if (*is_connected) return NCCL_SUCCESS;
-    *is_connected = true;
-    bool is_first = !c->has_ring && !c->num_buffers;
-    int result = is_first ? connect(c, card()->nccl_shared) : NCCL_SUCCESS;
-    return result ? result : connect(c, bytes);
-}
-
-static bool connects_lazily(void) {
-    int version;
-    return ncclGetVersion(&version) == NCCL_SUCCESS && version >= 22200;
 }
 
 static void free_communicator(Communicator *c) {
@@ -196,8 +197,7 @@ static void free_communicator(Communicator *c) {
     free(c->num_mirrored);
     free(c->heard);
     free(c->received);
-    free(c->sends_to);
-    free(c->receives_from);
+    free(c->asked);
     for (size_t i = 0; i < c->num_buffers; i++) device_free(c->buffers[i], BUFFERS);
     free(c->buffers);
     free(c);
@@ -219,8 +219,7 @@ static int new_communicator(void **communicator, int num_ranks, int rank, uint64
     c->num_mirrored = allocate(n * sizeof *c->num_mirrored);
     c->heard = allocate(n * sizeof *c->heard);
     c->received = allocate(n * sizeof *c->received);
-    c->sends_to = allocate(n * sizeof *c->sends_to);
-    c->receives_from = allocate(n * sizeof *c->receives_from);
+    c->asked = allocate((FIRST_OF_PEERS + n) * sizeof *c->asked);
     if (num_ranks > 1) {
         if (!can_exchange() || (do_some_not_run() && !about)) memset(c->is_absent, 1, n);
         if (about) c->members = about->members;
@@ -229,7 +228,7 @@ static int new_communicator(void **communicator, int num_ranks, int rank, uint64
         introduce(id, rank);
     }
     *communicator = c;
-    return num_ranks > 1 && !connects_lazily() ? connect_ring(c) : NCCL_SUCCESS;
+    return connect(c, CREATED, 0, 0);
 }
 
 static int new_by_unique_id(void **communicator, int num_ranks, int rank, const UniqueId *id) {
@@ -645,12 +644,9 @@ static int receive(const Call *call, const Call *calls, size_t num_calls) {
 
 static int connect_for(const Call *call) {
     Communicator *c = call->c;
-    bool is_own = call->peer == c->rank;
-    if (call->operation == OPERATION_SEND)
-        return is_own ? NCCL_SUCCESS : connect_peer(c, &c->sends_to[call->peer], card()->nccl_send);
-    if (call->operation == OPERATION_RECEIVE)
-        return is_own ? NCCL_SUCCESS : connect_peer(c, &c->receives_from[call->peer], card()->nccl_receive);
-    return connect_ring(c);
+    bool is_of_peer = call->operation == OPERATION_SEND || call->operation == OPERATION_RECEIVE;
+    if (is_of_peer && call->peer == c->rank) return NCCL_SUCCESS;
+    return connect(c, call->operation, is_of_peer ? call->peer : 0, bytes_in(call));
 }
 
 /* As in NCCL, a group is one kernel, and its sends and receives do not wait for each other: all is sent first. */
