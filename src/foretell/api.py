@@ -259,7 +259,7 @@ def need_of(estimate: Estimate) -> Need:
     return Need(
         device_bytes=estimate.device_bytes,
         reserved_bytes=together.reserved_bytes if together else estimate.peak.reserved_bytes,
-        request_bytes=estimate.peak.request_bytes + estimate.other_processes_bytes,
+        request_bytes=estimate.request_bytes,
         smallest_gpus=tuple(gpu.name for gpu in fitting[:_MAX_CARDS]),
     )
 

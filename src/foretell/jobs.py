@@ -164,6 +164,11 @@ class Job:
         return self.gpu.context_bytes if self.profile is None else self.profile.context_bytes
 
     @property
+    def available_bytes(self) -> int:
+        """Memory of the card that is available to the job in total."""
+        return self.gpu.total_bytes - self.used_by_others_bytes
+
+    @property
     def is_context_given(self) -> bool:
         """Whether the memory of an empty process was given or measured, so that it is not a guess."""
         return self.context_bytes is not None or self.profile is not None

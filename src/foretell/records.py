@@ -845,6 +845,16 @@ class Estimate:
         return self.peak.device_bytes + self.other_processes_bytes
 
     @property
+    def available_bytes(self) -> int:
+        """Memory of the card that is available to the job in total."""
+        return self.gpu.total_bytes - self.used_by_others_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory that the job leaves over; negative if it does not fit."""
+        return self.available_bytes - self.device_bytes
+
+    @property
     def request_bytes(self) -> int:
         """What to request from a scheduler for all of the job's processes: enough for 99 % of runs."""
         return self.peak.request_bytes + self.other_processes_bytes
@@ -862,14 +872,14 @@ class Estimate:
 
     def __str__(self) -> str:
         """Two lines, the verdict and the memory needed; a third if the run is incomplete."""
-        peak, free = self.peak, self.gpu.total_bytes - self.used_by_others_bytes
+        peak = self.peak
         verdict = "fits" if self.verdict == "fits" else "runs out of memory"
         sizes = (peak.device_bytes, peak.device_low_bytes, peak.device_high_bytes, peak.request_bytes)
         needs, low, high, request = (format_bytes(size + self.other_processes_bytes) for size in sizes)
         if self.ended_by is not None:
             verdict += " so far"
         return (
-            f"{verdict} on {self.gpu.device_name}: {needs} of {format_bytes(free)} ({low} to {high})\n"
+            f"{verdict} on {self.gpu.device_name}: {needs} of {format_bytes(self.available_bytes)} ({low} to {high})\n"
             f"allocated {format_bytes(peak.allocated_bytes)}, reserved {format_bytes(peak.reserved_bytes)}, "
             f"request {request}; {len(self.steps)} steps, torch {self.torch_version}"
             + (f"\nincomplete: {self.ended_by.message}" if self.ended_by is not None else "")

@@ -10,7 +10,6 @@ from itertools import pairwise
 
 from foretell.errors import ForetellError
 from foretell.records import Communicator, Estimate, RankEstimate, World
-from foretell.rules.capacity import capacity_of
 from foretell.trace import DeviceMemory, Trace
 from foretell.trace.records import RankMark
 
@@ -113,7 +112,7 @@ def _row(group: list[Trace], estimate: Estimate) -> RankEstimate:
         verdict=estimate.verdict,
         peak=estimate.peak,
         num_steps=len(estimate.steps),
-        spare_bytes=capacity_of(estimate).spare_bytes(estimate.device_bytes),
+        spare_bytes=estimate.spare_bytes,
         oom=estimate.oom,
         is_complete=estimate.complete and (first.is_ended or estimate.oom is not None),
         needed_by=mark.needed_by,

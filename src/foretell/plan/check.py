@@ -15,7 +15,6 @@ from foretell.diff import Difference, Summary, compare, summary_of
 from foretell.diff.summary import summary_of_run
 from foretell.errors import UnsupportedError, UsageError
 from foretell.records import Estimate, Gpu
-from foretell.rules.capacity import capacity_of
 from foretell.trace import Trace
 from foretell.units import format_bytes, parse_bytes, parse_growth
 
@@ -234,7 +233,7 @@ def judge(estimate: Estimate, gate: Gate) -> Check:
 def _gpu_rule(estimate: Estimate, gate: Gate) -> Rule:
     """Always about the device; where the limit is about the request, that must fit as well."""
     of: Measure = "request" if gate.of == "request" else "device"
-    rule = _rule("gpu", estimate.gpu.name, of, capacity_of(estimate).available_bytes, size_of(estimate, of))
+    rule = _rule("gpu", estimate.gpu.name, of, estimate.available_bytes, size_of(estimate, of))
     assert rule.is_kept or of == "request" or estimate.verdict == "oom", rule
     return rule
 
@@ -255,7 +254,7 @@ def size_of(estimate: Estimate, of: Measure) -> int | None:
     peak, together = estimate.peak, estimate.together
     return {
         "device": estimate.device_bytes,
-        "request": peak.request_bytes + estimate.other_processes_bytes,
+        "request": estimate.request_bytes,
         "reserved": peak.reserved_bytes if together is None else together.reserved_bytes,
         "allocated": peak.allocated_bytes,
     }[of]

@@ -427,7 +427,7 @@ class _Search:
 
     def _graded(self, gpu: Gpu, estimate: Estimate, *, is_oom: bool, reason: str | None) -> CardFit:
         device_bytes = estimate.device_bytes
-        request_bytes = estimate.peak.request_bytes + estimate.other_processes_bytes
+        request_bytes = estimate.request_bytes
         capacity = Capacity(
             total_bytes=gpu.total_bytes,
             context_bytes=estimate.peak.context_bytes,
@@ -526,6 +526,6 @@ def _need(estimate: Estimate) -> Need:
     return Need(
         device_bytes=estimate.device_bytes,
         reserved_bytes=estimate.peak.reserved_bytes,
-        request_bytes=estimate.peak.request_bytes + estimate.other_processes_bytes,
+        request_bytes=estimate.request_bytes,
         smallest_gpus=(),
     )

@@ -169,7 +169,7 @@ def safety_bytes(safety: str | int, job: Job) -> int:
     text = str(safety)
     percent = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*%", text)
     size = parse_bytes(text) if percent is None else round(float(percent[1]) / 100 * job.gpu.total_bytes)
-    left = job.gpu.total_bytes - job.used_by_others_bytes
+    left = job.available_bytes
     if size >= left:
         raise UsageError(f"--safety {text}: {job.gpu.name} has only {format_bytes(left)}.")
     return size

@@ -18,7 +18,6 @@ from foretell.plan.loaders import observe
 from foretell.plan.search import Answer, largest
 from foretell.plan.variants import Outcome, Variants
 from foretell.records import Estimate, Need
-from foretell.rules.capacity import capacity_of
 from foretell.runs.pool import Workers
 from foretell.units import format_bytes
 
@@ -128,7 +127,7 @@ def maximum(
             return [_answer(each, is_request) for each in found]
 
         found = largest(
-            ask, values, start=present or _FIRST, limit_bytes=job.gpu.total_bytes - job.used_by_others_bytes,
+            ask, values, start=present or _FIRST, limit_bytes=job.available_bytes,
             width=min(variants.num_workers, _WIDEST),
         )  # fmt: skip
         need = None
@@ -183,7 +182,7 @@ def _evaluation(value: int, outcome: Outcome, is_request: bool) -> Evaluation:
     estimate = outcome.estimate
     if estimate is None or outcome.why_unknown is not None:
         return Evaluation(value=value, verdict="failed", estimate=None, problem=outcome.why_unknown)
-    fits = estimate.verdict == "fits" and (not is_request or _needed(estimate, True) <= _available(estimate))
+    fits = estimate.verdict == "fits" and (not is_request or estimate.request_bytes <= estimate.available_bytes)
     return Evaluation(value=value, verdict="fits" if fits else "does not fit", estimate=estimate)
 
 
@@ -195,11 +194,7 @@ def _answer(evaluation: Evaluation, is_request: bool) -> Answer:
 
 
 def _needed(estimate: Estimate, is_request: bool) -> int:
-    return estimate.peak.request_bytes + estimate.other_processes_bytes if is_request else estimate.device_bytes
-
-
-def _available(estimate: Estimate) -> int:
-    return capacity_of(estimate).available_bytes
+    return estimate.request_bytes if is_request else estimate.device_bytes
 
 
 # --- what is wrong with the knob --------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from foretell.plain import to_plain
 from foretell.plan.knobs import Knob
 from foretell.plan.maximum import Evaluation, Maximum
 from foretell.report import json as estimates
-from foretell.rules.capacity import capacity_of
 from foretell.units import format_bytes
 
 SCHEMA = "foretell.maximum/1"
@@ -68,8 +67,8 @@ def evaluation_document(each: Evaluation) -> dict[str, Any]:
             "allocated_bytes": estimate.peak.allocated_bytes,
             "reserved_bytes": estimate.peak.reserved_bytes,
             "device_bytes": estimate.device_bytes,
-            "request_bytes": estimate.peak.request_bytes + estimate.other_processes_bytes,
-            "spare_bytes": capacity_of(estimate).spare_bytes(estimate.device_bytes),
+            "request_bytes": estimate.request_bytes,
+            "spare_bytes": estimate.spare_bytes,
             "seconds": each.seconds,
         }
     return {"value": each.value, "verdict": each.verdict, "problem": each.problem, **sizes}
@@ -109,7 +108,7 @@ def _answer(found: Maximum) -> Text:
         return text
     estimate = found.estimate
     assert estimate is not None, found.value
-    needs, of = format_bytes(estimate.device_bytes), format_bytes(capacity_of(estimate).available_bytes)
+    needs, of = format_bytes(estimate.device_bytes), format_bytes(estimate.available_bytes)
     text = Text.assemble(f"The largest {name} on {card} is ", (str(found.value), "bold green"))
     text.append(f": it needs {needs} of {of}")
     if found.safety_bytes:

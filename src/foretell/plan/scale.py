@@ -93,7 +93,7 @@ def scale(
         check_size(size)
     knobs = (WorldSize(), *(observe(job, say=say)[0] if isinstance(knob, LoaderBatch) else knob for knob, _ in grid))
     combinations = list(itertools.product(*(values for _, values in grid)))
-    available = job.gpu.total_bytes - job.used_by_others_bytes
+    available = job.available_bytes
     ways = {
         values: _Search(candidates, available, runs_all=bool(sizes), is_request=is_request) for values in combinations
     }

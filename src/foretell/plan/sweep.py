@@ -50,7 +50,7 @@ class Point:
     @property
     def request_bytes(self) -> int | None:
         if self.verdict == "fits" and self.estimate is not None:
-            return self.estimate.peak.request_bytes + self.estimate.other_processes_bytes
+            return self.estimate.request_bytes
         return None if self.need is None else self.need.request_bytes
 
 
@@ -63,7 +63,7 @@ class Sweep:
 
     @property
     def available_bytes(self) -> int:
-        return self.job.gpu.total_bytes - self.job.used_by_others_bytes
+        return self.job.available_bytes
 
     @property
     def fits(self) -> bool:

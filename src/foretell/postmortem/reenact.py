@@ -212,7 +212,7 @@ class _Reenacting:
             if estimate is not None and estimate.oom is not None:
                 why = (
                     f"On an otherwise empty {job.gpu.name} the script fits, with "
-                    f"{format_bytes(_spare(self._estimate))} to "
+                    f"{format_bytes(self._estimate.spare_bytes)} to "
                     f"spare; with {what}, as in the message, it runs out of memory in step {estimate.oom.step}."
                 )
                 setting = self._expandable(world, before) if cause != "limit" else None
@@ -224,9 +224,8 @@ class _Reenacting:
     def _later_steps(self) -> tuple[Cause | None, str, Setting | None]:
         """Of steps, batches and sizes that the first run has not seen."""
         first = self._estimate
-        fits = (
-            f"On an otherwise empty {self._job.gpu.name} the script fits, with {format_bytes(_spare(first))} to spare"
-        )
+        spare = format_bytes(first.spare_bytes)
+        fits = f"On an otherwise empty {self._job.gpu.name} the script fits, with {spare} to spare"
         if first.ended_early:
             seconds = max(_LEAST_SECONDS, _TIMES_THE_FIRST * first.seconds.get("total", 0.0))
             if self._job.options.timeout_seconds is not None:
@@ -242,7 +241,7 @@ class _Reenacting:
         requested, largest = self._message.requested_bytes, _largest_request(first)
         if first.leaks:
             leak = first.leaks[0]
-            steps = max(0, _spare(first)) // max(1, leak.bytes_per_step)
+            steps = max(0, first.spare_bytes) // max(1, leak.bytes_per_step)
             why = f"{fits} after {len(first.steps)} steps, but {_grows(leak)}: enough for about {steps:,} steps more."
             return "leak", why, None
         if requested is not None and largest is not None and requested > 1.05 * max(largest, 20 * MIB):
@@ -375,7 +374,7 @@ class _Reenacting:
             detail = f"step {oom.step}, {oom.phase}, requests {_size(oom)}"
         else:
             ended = ", stopped at its time limit" if estimate.ended_by is not None else ""
-            detail = f"{format_bytes(_spare(estimate))} to spare after {len(estimate.steps)} steps{ended}"
+            detail = f"{format_bytes(estimate.spare_bytes)} to spare after {len(estimate.steps)} steps{ended}"
         tried = Tried(what=what, verdict=estimate.verdict, reserved_bytes=estimate.peak.reserved_bytes, detail=detail)
         self._tried.append(tried)
         return tried
@@ -439,10 +438,6 @@ def _grows(leak: Leak) -> str:
     place = f", allocated at {_name(leak.where)}" if leak.where else ""
     held = f", kept alive by {re.sub(r'[^ ]*/', '', leak.held_by[0])}" if leak.held_by else ""
     return f"keeps {format_bytes(leak.bytes_per_step)} more after every step{place}{held}"
-
-
-def _spare(estimate: Estimate) -> int:
-    return estimate.gpu.total_bytes - estimate.used_by_others_bytes - estimate.device_bytes
 
 
 def _card(job: Job) -> str:

@@ -12,7 +12,7 @@ _GREEN, _RED = "#2e7d32", "#c62828"
 
 def render(estimate: Estimate) -> str:
     peak, gpu = estimate.peak, estimate.gpu
-    free = gpu.total_bytes - estimate.used_by_others_bytes
+    free = estimate.available_bytes
     fits = estimate.verdict == "fits"
     colour = _GREEN if fits else _RED
     verdict = ("fits" if fits else "runs out of memory") + ("" if estimate.complete else " so far")
@@ -22,7 +22,7 @@ def render(estimate: Estimate) -> str:
         "allocated at the peak": peak.allocated_bytes,
         "CUDA context": peak.context_bytes,
         "libraries": peak.library_bytes,
-        "enough for 99 % of runs": peak.request_bytes + estimate.other_processes_bytes,
+        "enough for 99 % of runs": estimate.request_bytes,
     }
     notes = [f"{len(estimate.steps)} steps, torch {estimate.torch_version}"]
     if estimate.together:

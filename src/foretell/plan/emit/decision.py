@@ -10,7 +10,6 @@ from pathlib import Path
 from foretell.errors import DoesNotFitError, UnsupportedError, UsageError
 from foretell.masking import mask, mask_command
 from foretell.records import Estimate
-from foretell.rules.capacity import capacity_of
 from foretell.units import GIB, MIB, format_bytes
 
 _LONGEST = 200
@@ -45,7 +44,7 @@ class Decision:
     @property
     def is_whole_card(self) -> bool:
         """The request exceeds the card, although the job fits: asked for that much, a scheduler would wait for ever."""
-        return capacity_of(self.estimate).spare_bytes(self.request_bytes) < 0
+        return self.request_bytes > self.estimate.available_bytes
 
     def comments(self) -> list[str]:
         """What the settings are based on, and how certain that is."""
