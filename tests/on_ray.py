@@ -29,6 +29,21 @@ def work(job: Job, warm: Warm) -> tuple[str, str]:
     return api.run(job, warm=warm).estimate.to_json(), str(ray.get_runtime_context().get_node_id())
 
 
+class Tally:
+    """What a worker may hold instead of warm processes."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def close(self) -> None:
+        pass
+
+
+def count(item: int, held: Tally) -> int:
+    held.num += 1
+    return held.num
+
+
 def job_of(script: str) -> Job:
     return Job(
         command=(script,), gpu=gpus.find("rtx-3060"), cwd=Path(script).parent,
@@ -56,7 +71,10 @@ def main(how: str, scripts: list[str]) -> None:
         address = f"ray://127.0.0.1:{port}" if how == "client" else "ray"
         with Pool(address) as pool:
             found = {job.command[0]: result for job, result in pool.map(work, [job_of(each) for each in scripts])}
-            print("RESULT", json.dumps({"num_workers": pool.num_workers, "found": found}))
+            result = {"num_workers": pool.num_workers, "found": found}
+        with Pool(address, holds=Tally) as pool:
+            result["tallies"] = [tally for _, tally in pool.map(count, range(8))]
+        print("RESULT", json.dumps(result))
     finally:
         cluster.shutdown()
 

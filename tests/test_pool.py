@@ -66,14 +66,19 @@ def test_results_come_as_they_end_with_their_items() -> None:
 
 def test_a_problem_of_the_work_is_raised_and_the_rest_is_cancelled() -> None:
     done = []
+    is_raised = threading.Event()
 
     def work(item: int, warm: Warm) -> None:
         done.append(item)
-        raise ValueError(f"of item {item}")
+        if item == 0:
+            raise ValueError(f"of item {item}")
+        is_raised.wait(HANG_SECONDS)
 
-    with Pool(1) as pool, pytest.raises(ValueError, match="of item"):
-        list(pool.map(work, range(100)))
-    assert len(done) < 100
+    with Pool(1) as pool:
+        with pytest.raises(ValueError, match="of item 0"):
+            list(pool.map(work, range(100)))
+        is_raised.set()
+    assert len(done) <= 2
 
 
 def test_what_waits_can_be_cancelled() -> None:
@@ -285,6 +290,8 @@ def test_a_ray_cluster_of_two_nodes_gives_what_this_machine_gives(how: str, warm
     result = json.loads(line.removeprefix("RESULT "))
     assert result["num_workers"] == 2
     assert len({node for _, node in result["found"].values()}) == 2
+    assert sum(tally == 1 for tally in result["tallies"]) <= 2, "each worker holds one thing for all of its items"
+    assert max(result["tallies"]) >= 4
     for script in scripts:
         job = Job(command=(script,), gpu=gpus.find("rtx-3060"), options=CaptureOptions(steps="all"))
         here, there = api.run(job, warm=warm).estimate, Estimate.from_json(result["found"][script][0])

@@ -43,11 +43,9 @@ class Server:
     received: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        tcp, unix, abstract = (socket.socket(family) for family in (socket.AF_INET, socket.AF_UNIX, socket.AF_UNIX))
-        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        tcp.bind(("127.0.0.1", 0))
+        tcp, self._udp = _same_port()
         self.port = tcp.getsockname()[1]
-        self._udp.bind(("127.0.0.1", self.port))
+        unix, abstract = (socket.socket(socket.AF_UNIX) for _ in range(2))
         self.path = str(self.folder / "s")
         unix.bind(self.path)
         abstract.bind(f"\0{self.path}")
@@ -85,6 +83,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made = Server(tmp_path_factory.mktemp("s"))
     yield made
     made.close()
+
+
+def _same_port() -> tuple[socket.socket, socket.socket]:
+    """A TCP and a UDP socket; the port that one gets may be taken for the other."""
+    taken: list[socket.socket] = []
+    while True:
+        tcp, udp = socket.socket(socket.AF_INET), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        tcp.bind(("127.0.0.1", 0))
+        try:
+            udp.bind(tcp.getsockname())
+        except OSError:
+            taken += [tcp, udp]  # held meanwhile, so that the next try gets another one
+            continue
+        for each in taken:
+            each.close()
+        return tcp, udp
 
 
 State = dict[str, tuple[Any, ...]]

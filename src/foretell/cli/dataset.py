@@ -39,8 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", metavar="NAME", default="400GiB,sm80", help="label on this GPU (default: 400GiB,sm80)")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument(
-        "--workers", metavar="N", type=int, default=os.cpu_count() or 1, help="processes (default: one per CPU)"
-    )
+        "--workers", metavar="N|ray|ray://HOST:PORT", default=str(os.cpu_count() or 1),
+        help="processes on this machine, or a Ray cluster (default: one per CPU)",
+    )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="do not show progress")
 
 
@@ -63,14 +64,15 @@ def execute(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     from foretell import gpus
     from foretell.cli.files import check_targets
+    from foretell.runs import parse_workers
 
     if options.action == "generate" and len(options.files) != 1:
         raise UsageError("generate writes one file: foretell dataset generate labels.csv.gz")
     if options.action == "merge" and len(options.files) < 2:
         raise UsageError("merge needs files to read and, last, the one to write.")
-    for name in ("num", "workers"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name} {getattr(options, name)}: must be 1 or more.")
+    if options.num < 1:
+        raise UsageError(f"--num {options.num}: must be 1 or more.")
+    options.workers = parse_workers(options.workers)
     gpus.find(options.gpu)
     if options.action != "describe":
         target = options.files[-1]

@@ -238,8 +238,6 @@ def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
     for name in ("html", "markdown"):
         if getattr(options, name):
             raise UsageError(f"--{name} does not go with --estimators; use --json.")
-    if not isinstance(options.workers, int):
-        raise UsageError(f"--workers {options.workers}: with --estimators, give a number.")
     estimators = instant.parse_estimators(options.estimators, models=options.model)
     store = Store(options.answers or _cache() / "descriptions.jsonl", state=state_of_description(of_any_script=True))
     with Progress(console=console(stderr=True), disable=options.quiet, transient=True) as progress:

@@ -22,6 +22,7 @@ from foretell.learn import methods
 from foretell.learn.dataset import Row
 from foretell.learn.processes import describe_scripts, digest_of
 from foretell.records import Gpu
+from foretell.runs.pool import Workers
 from foretell.runs.store import Store
 from foretell.units import GIB
 
@@ -111,7 +112,7 @@ def _models(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Estimator]
 
 
 def describe(
-    cases: Sequence[Case], store: Store, *, workers: int, on_progress: Callable[[int, int], None]
+    cases: Sequence[Case], store: Store, *, workers: Workers, on_progress: Callable[[int, int], None]
 ) -> dict[str, JobFeatures | str]:
     """By key of the case: its job, or why it could not be described. Runs that differ in the batch alone are described
     once, and scaled."""

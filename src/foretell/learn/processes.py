@@ -7,8 +7,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from foretell import gpus
 from foretell.errors import UnsupportedError
 from foretell.records import Gpu
 from foretell.rules import library_bytes
+from foretell.runs.pool import Pool, Workers
 from foretell.runs.scratch import scratch_folder
 from foretell.virtual import environment, library_paths
 
@@ -51,8 +51,11 @@ class Worker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._end()
-        self._scratch.__exit__(kind, error, at)
+        self._scratch.__exit__(None, None, None)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """An answer with `problem` says why there is nothing else in it."""
@@ -122,16 +125,18 @@ def _has_output(pipe: IO[str], seconds: float) -> bool:
 
 
 def ask_all(
-    questions: Sequence[dict[str, Any]], *, workers: int, gpu: str = LABEL_GPU
+    questions: Sequence[dict[str, Any]], *, workers: Workers, gpu: str = LABEL_GPU
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number of each question and its answer, as they come."""
-    card = gpus.find(gpu)
-    parts = [range(i, len(questions), workers) for i in range(min(workers, len(questions)))]
-    yield from _together([partial(_ask_part, questions, part, card) for part in parts])
+    if isinstance(workers, int):
+        workers = max(1, min(workers, len(questions)))
+    with Pool(workers, holds=partial(Worker, gpus.find(gpu))) as pool:
+        for (number, _), answer in pool.map(_ask, enumerate(questions)):
+            yield number, answer
 
 
 def describe_scripts(
-    scripts: Sequence[tuple[Path, Sequence[str]]], *, workers: int
+    scripts: Sequence[tuple[Path, Sequence[str]]], *, workers: Workers
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Describes the jobs of foretell's own training scripts, many in one process: nothing isolates them."""
     questions = [{"script": str(path), "arguments": list(arguments)} for path, arguments in scripts]
@@ -156,47 +161,5 @@ def digest_of(*paths: Path) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 
 
-def _ask_part(
-    questions: Sequence[dict[str, Any]], numbers: Iterable[int], card: Gpu
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    with Worker(card) as worker:
-        for number in numbers:
-            yield number, worker.ask(questions[number])
-
-
-def _together(parts: Sequence[Callable[[], Iterator[Any]]]) -> Iterator[Any]:
-    """The results of several iterators, each in a thread of its own."""
-    import queue
-    import threading
-
-    results: queue.Queue[tuple[bool, Any]] = queue.Queue(maxsize=64)
-    is_over = threading.Event()
-
-    def work(part: Callable[[], Iterator[Any]]) -> None:
-        try:
-            for each in part():
-                if is_over.is_set():
-                    return
-                results.put((True, each))
-            results.put((False, None))
-        except BaseException as error:
-            results.put((False, error))
-
-    running = len(parts)
-    with ThreadPoolExecutor(max(1, running)) as threads:
-        for part in parts:
-            threads.submit(work, part)
-        try:
-            while running:
-                is_result, value = results.get()
-                if is_result:
-                    yield value
-                    continue
-                running -= 1
-                if value is not None:
-                    raise value
-        finally:
-            is_over.set()
-            while not results.empty():
-                results.get_nowait()
-
+def _ask(question: tuple[int, dict[str, Any]], worker: Worker) -> dict[str, Any]:
+    return worker.ask(question[1])

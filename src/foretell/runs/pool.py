@@ -1,4 +1,4 @@
-"""Many jobs at once: workers that each hold warm processes, on this machine or on a Ray cluster."""
+"""Many jobs at once: workers that each hold processes for them, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import queue
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -31,19 +32,28 @@ def parse_workers(text: str) -> Workers:
     )
 
 
+class Held(Protocol):
+    """What a worker has for its work, from one item to the next."""
+
+    def close(self) -> None: ...
+
+
 class Pool:
-    """Runs `work(item, warm)` for many items, most often as `api.run(job, warm=warm)`. With workers on a cluster,
+    """Runs `work(item, held)` for many items, most often as `api.run(job, warm=held)`. With workers on a cluster,
     `work`, its items and its results must be picklable."""
 
-    def __init__(self, workers: Workers, *, modules: Sequence[str] = ()) -> None:
-        """`modules`: as for `Warm`."""
+    def __init__(
+        self, workers: Workers, *, modules: Sequence[str] = (), holds: Callable[[], Held] | None = None
+    ) -> None:
+        """`holds` makes what a worker holds; None: warm processes (`Warm`), with these `modules`."""
+        make = holds or partial(Warm, modules=tuple(modules))
         self._disconnect: Callable[[], None] = lambda: None
         self._workers: list[_Worker]
         if isinstance(workers, int):
-            self._workers = [_LocalWorker(modules) for _ in range(workers)]
+            self._workers = [_LocalWorker(make) for _ in range(workers)]
         else:
             self._disconnect = _connect(workers)
-            self._workers = _on_ray(workers, modules)
+            self._workers = _on_ray(workers, make)
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
@@ -53,11 +63,11 @@ class Pool:
     def num_workers(self) -> int:
         return len(self._workers)
 
-    def submit(self, work: Callable[[_Item, Warm], _Result], item: _Item) -> Future[_Result]:
+    def submit(self, work: Callable[[_Item, Any], _Result], item: _Item) -> Future[_Result]:
         """Queued work can be cancelled (`Future.cancel`); running work has its time limit, and ends with `close`."""
         return self._threads.submit(self._run, work, item)
 
-    def map(self, work: Callable[[_Item, Warm], _Result], items: Iterable[_Item]) -> Iterator[tuple[_Item, _Result]]:
+    def map(self, work: Callable[[_Item, Any], _Result], items: Iterable[_Item]) -> Iterator[tuple[_Item, _Result]]:
         """Results in order of completion. An exception is raised here and cancels the rest."""
         waiting = {self.submit(work, item): item for item in items}
         try:
@@ -81,7 +91,7 @@ class Pool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _run(self, work: Callable[[_Item, Warm], _Result], item: _Item) -> _Result:
+    def _run(self, work: Callable[[_Item, Any], _Result], item: _Item) -> _Result:
         worker = self._idle.get()  # there are as many threads as workers
         try:
             result: _Result = worker.run(work, item)
@@ -91,20 +101,20 @@ class Pool:
 
 
 class _Worker(Protocol):
-    def run(self, work: Callable[[Any, Warm], Any], item: Any) -> Any: ...
+    def run(self, work: Callable[[Any, Any], Any], item: Any) -> Any: ...
 
     def close(self) -> None: ...
 
 
 class _LocalWorker:
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._warm = Warm(modules=modules)
+    def __init__(self, make: Callable[[], Held]) -> None:
+        self._held = make()
 
-    def run(self, work: Callable[[Any, Warm], Any], item: Any) -> Any:
-        return work(item, self._warm)
+    def run(self, work: Callable[[Any, Any], Any], item: Any) -> Any:
+        return work(item, self._held)
 
     def close(self) -> None:
-        self._warm.close()
+        self._held.close()
 
 
 # --- Ray --------------------------------------------------------------------------------------------------------------
@@ -149,7 +159,7 @@ def _init(ray: Any, address: str) -> None:
                 raise
 
 
-def _on_ray(address: str, modules: Sequence[str]) -> list[_Worker]:
+def _on_ray(address: str, make: Callable[[], Held]) -> list[_Worker]:
     """One worker per CPU of the cluster."""
     import ray
 
@@ -158,7 +168,7 @@ def _on_ray(address: str, modules: Sequence[str]) -> list[_Worker]:
         raise UnsupportedError(f"--workers {address}: the Ray cluster has no CPUs.")
     here = {name: os.environ.get(name) for name in _SET_BY_RAY}
     actor = ray.remote(num_cpus=1)(_Actor)
-    return [_RayWorker(ray, actor.remote(tuple(modules), here)) for _ in range(num_cpus)]
+    return [_RayWorker(ray, actor.remote(make, here)) for _ in range(num_cpus)]
 
 
 def _reach(address: str) -> None:
@@ -171,14 +181,14 @@ def _reach(address: str) -> None:
 class _Actor:
     """Runs in a process of the cluster."""
 
-    def __init__(self, modules: Sequence[str], variables: dict[str, str | None]) -> None:
+    def __init__(self, make: Callable[[], Held], variables: dict[str, str | None]) -> None:
         for name, value in variables.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        self._worker = _LocalWorker(modules)
+        self._worker = _LocalWorker(make)
 
-    def run(self, work: Callable[[Any, Warm], Any], item: Any) -> Any:
+    def run(self, work: Callable[[Any, Any], Any], item: Any) -> Any:
         return self._worker.run(work, item)
 
 
@@ -191,5 +201,5 @@ class _RayWorker:
         return self._ray.get(self._actor.run.remote(work, item))
 
     def close(self) -> None:
-        """The worker's warm processes end when their input is closed (`inside/start/fork_server.py`)."""
+        """The processes it holds end when their input is closed (`inside/start/fork_server.py`, `learn/worker.py`)."""
         self._ray.kill(self._actor)
