@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +20,7 @@ from _pytest.nodeid import coerce_node_id
 from foretell.runs import OUTPUT, Program, Warm, Watch, find_torch
 
 if TYPE_CHECKING:
+    from foretell.jobs import Job
     from warm_runs import WarmRuns
 
 TESTS = Path(__file__).resolve().parent
@@ -240,7 +241,31 @@ def warm(warm_runs: WarmRuns) -> Warm:
 
 @pytest.fixture
 def in_forks(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs a job in this process, a command or `foretell.estimate`, runs it in a fork of `warm`."""
+    """What runs jobs in this process (a command, `foretell.estimate`, a search), runs each in a fork of `warm`."""
     from foretell import api
 
-    monkeypatch.setattr(api, "run", partial(api.run, warm=warm))
+    run, one_at_a_time = api.run, threading.Lock()
+
+    def in_fork(job: Job, **given: Any) -> api.Run:
+        with one_at_a_time:
+            return run(job, **{**given, "warm": warm})
+
+    monkeypatch.setattr(api, "run", in_fork)
+
+
+PYTEST_IN_FORKS = """
+import os
+
+if "FORETELL_CAPTURE" not in os.environ:
+    import functools
+
+    from foretell import api
+    from foretell.runs import Warm
+
+    warm = Warm()
+    api.run = functools.partial(api.run, warm=warm)
+
+    def pytest_unconfigure(config):
+        warm.close()
+"""
+"""A conftest.py that does the same for a pytest of its own."""

@@ -1,6 +1,7 @@
-"""Runs jobs on a Ray cluster of two simulated nodes of this machine, one CPU each, and prints what came of them.
+"""Runs jobs on a Ray cluster of two simulated nodes of this machine, one CPU each, and prints what came of them: by the
+address of the cluster, and by that of a client.
 
-    python tests/on_ray.py ray|client SCRIPT ...
+    python tests/on_ray.py SCRIPT ...
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 from foretell import api, gpus
 from foretell.jobs import CaptureOptions, Job
@@ -57,27 +57,28 @@ def free_port() -> int:
         return int(asked.getsockname()[1])
 
 
-def main(how: str, scripts: list[str]) -> None:
+def main(scripts: list[str]) -> None:
     os.environ |= LOOPBACK
     from ray.cluster_utils import Cluster
 
     port = free_port()
-    client: dict[str, Any] = {"ray_client_server_port": port} if how == "client" else {}
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, **client, "include_dashboard": False})
+    head = {**NODE, "ray_client_server_port": port, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         cluster.add_node(**NODE)
         cluster.wait_for_nodes()
         os.environ["RAY_ADDRESS"] = cluster.address
-        address = f"ray://127.0.0.1:{port}" if how == "client" else "ray"
-        with Pool(address) as pool:
-            found = {job.command[0]: result for job, result in pool.map(work, [job_of(each) for each in scripts])}
-            result = {"num_workers": pool.num_workers, "found": found}
-        with Pool(address, holds=Tally) as pool:
-            result["tallies"] = [tally for _, tally in pool.map(count, range(8))]
-        print("RESULT", json.dumps(result))
+        with Pool("ray", holds=Tally) as pool:
+            tallies = [tally for _, tally in pool.map(count, range(8))]
+        results = {}
+        for how, address in {"ray": "ray", "client": f"ray://127.0.0.1:{port}"}.items():
+            with Pool(address) as pool:
+                found = {job.command[0]: result for job, result in pool.map(work, [job_of(each) for each in scripts])}
+                results[how] = {"num_workers": pool.num_workers, "found": found}
+        print("RESULT", json.dumps({**results, "tallies": tallies}))
     finally:
         cluster.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TESTS, RunForetell
-from foretell import gpus
+from conftest import TESTS
+from foretell import api, gpus
 from foretell.advice import advise
 from foretell.advice.advise import _compatible
 from foretell.advice.alternatives import Alternative, alternatives
@@ -21,7 +22,7 @@ from foretell.advice.trials import Trial, Trials
 from foretell.allocator import CachingAllocator
 from foretell.allocator.play import play_again
 from foretell.analysis.leaks import find_leaks
-from foretell.api import run as run_job
+from foretell.cli.main import main
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Advice, Attribution, Block, Span
 from foretell.runs import Warm
@@ -244,29 +245,34 @@ def test_of_two_that_concern_the_same_the_better_one_is_combined() -> None:
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
-def test_advice_says_what_makes_the_job_fit(run_foretell: RunForetell) -> None:
-    large = ("--batch", "512", "--width", "256", "--fused", "1")
-    run = run_foretell(TRANSFORMER, *large, gpu="2GiB,sm86", options=["--advise"])
-    assert run.code == 3, run.tail()
-    advice = {each["title"]: each for each in run.result["advice"]}
+@pytest.mark.usefixtures("in_forks")
+def test_advice_says_what_makes_the_job_fit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "estimate.json"
+    words = ["--gpu", "2GiB,sm86", "--advise", "--json", str(file), str(TRANSFORMER), "--batch", "512"]
+    code = main(["run", *words, "--width", "256", "--fused", "1"])
+    said = capfd.readouterr()
+    assert code == 3, said.err
+    result = json.loads(file.read_text())
+    advice = {each["title"]: each for each in result["advice"]}
     checkpointing = advice["gradient checkpointing of the 4 Block modules"]
     assert checkpointing["basis"] == "measured"
     assert checkpointing["verdict"] == "fits"
     assert "checkpoint(block, x, use_reentrant=False)" in checkpointing["how"]
-    saved = [each["saved_bytes"] for each in run.result["advice"]]
-    assert len(saved) == 3, run.tail()
+    saved = [each["saved_bytes"] for each in result["advice"]]
+    assert len(saved) == 3, said
     assert saved[:-1] == sorted(saved[:-1], reverse=True)
-    totals = {each["saved_bytes"] + each["peak_reserved_bytes"] for each in run.result["advice"]}
+    totals = {each["saved_bytes"] + each["peak_reserved_bytes"] for each in result["advice"]}
     assert len(totals) == 1, "all are counted from the same peak"
     assert totals.pop() > 2048 * MIB
-    assert "2 of 3 make the job fit" in " ".join(run.stdout.split())
-    assert "foretell: advice: trying gradient checkpointing of the 4 Block" in run.stderr
-    assert run.result["advice"][-1]["title"].startswith("all combined: gradient checkpointing of the 4 Block")
+    assert "2 of 3 make the job fit" in " ".join(said.out.split())
+    assert "foretell: advice: trying gradient checkpointing of the 4 Block" in said.err
+    assert result["advice"][-1]["title"].startswith("all combined: gradient checkpointing of the 4 Block")
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_what_the_script_cannot_do_is_said_and_is_no_advice() -> None:
     job = job_of(TRANSFORMER, "--batch", "1", "--width", "16", "--refuse-bf16")
-    estimate = run_job(replace(job, options=replace(job.options, stdout="stderr"))).estimate
+    estimate = api.run(job).estimate
     findings = advise(job, estimate)
     assert findings.advice == ()
     (not_tried,) = findings.not_tried

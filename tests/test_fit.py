@@ -366,6 +366,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_each_card_has_the_numbers_of_a_run_on_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], warm: Warm
 ) -> None:
@@ -386,6 +387,7 @@ def test_each_card_has_the_numbers_of_a_run_on_it(
     assert document["estimate"]["gpu"]["name"] == document["smallest"]
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_the_cpu_engine_needs_no_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(ASKS.format(""))
     words = ["fit", "--quiet", "--engine", "cpu", "--gpus", "v100,rtx-3060", "--json", "-", str(tmp_path / "train.py")]
@@ -394,6 +396,7 @@ def test_the_cpu_engine_needs_no_kernels(tmp_path: Path, capsys: pytest.CaptureF
     assert verdicts == {"v100-16gb": "fits", "rtx-3060": "fits"}
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_the_python_function_takes_a_function(tmp_path: Path) -> None:
     def train(size: int) -> None:
         import torch
@@ -407,6 +410,7 @@ def test_the_python_function_takes_a_function(tmp_path: Path) -> None:
     assert found.smallest.gpu.name == "rtx-3060-8gb"
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_a_script_that_fails_shows_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("import torch\ntorch.zeros(1, device='cuda')\nraise SystemExit('no data')")
     assert main(["fit", "--quiet", "--gpus", "rtx-3060", str(tmp_path / "train.py")]) == 1

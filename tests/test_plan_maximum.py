@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 import foretell
-from conftest import HANG_SECONDS
 from foretell import gpus
 from foretell.cli.main import main
 from foretell.errors import NothingOnGpuError, ScriptError, UsageError
@@ -282,25 +280,24 @@ assert sizes == {10}, sizes
 """
 
 
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "foretell", *words], cwd=folder, capture_output=True, text=True, timeout=HANG_SECONDS
-    )
-
-
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def own_folder_and_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_a_key_of_a_configuration_file_is_searched_and_the_file_stays(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_forks")
+def test_a_key_of_a_configuration_file_is_searched_and_the_file_stays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("tomllib", "tomli") if sys.version_info < (3, 11) else SCRIPT)
     config = "[data]\nbatch_size = 64 # small\n"
     (tmp_path / "train.toml").write_text(config)
     words = ("--gpu", "2GiB,sm89", "--multiple-of", "65536", "--json", "-", "train.py")
-    done = command(tmp_path, "max-batch", "--config-key", "train.toml:data.batch_size", *words)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    code = main(["max-batch", "--config-key", "train.toml:data.batch_size", *words])
+    said = capfd.readouterr()
+    assert code == 0, said.err
+    result = json.loads(said.out)
     assert result["batch_size"] % 65536 == 0
     verdicts = {each["value"]: each["verdict"] for each in result["evaluations"]}
     assert verdicts[result["batch_size"]] == "fits"
@@ -310,15 +307,19 @@ def test_a_key_of_a_configuration_file_is_searched_and_the_file_stays(tmp_path: 
     assert (tmp_path / "train.toml").read_text() == config
 
 
-def test_the_loader_that_feeds_the_training_is_changed_and_no_other(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_forks")
+def test_the_loader_that_feeds_the_training_is_changed_and_no_other(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.py").write_text(LOADERS)
     words = ("--gpu", "1GiB,sm89", "--multiple-of", "4096", "--json", "-", "train.py")
-    done = command(tmp_path, "max-batch", "--dataloader", *words)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert "changing the DataLoader at " in done.stderr
-    assert "no forks" not in done.stderr
-    assert "train.py:7 (batch size 16, 20,000 samples)" in done.stderr
+    code = main(["max-batch", "--dataloader", *words])
+    said = capfd.readouterr()
+    assert code == 0, said.err
+    result = json.loads(said.out)
+    assert "changing the DataLoader at " in said.err
+    assert "no forks" not in said.err
+    assert "train.py:7 (batch size 16, 20,000 samples)" in said.err
     assert result["max"] <= 20000
     assert {each["verdict"] for each in result["evaluations"]} == {"fits", "does not fit"}
     assert result["above"] == "memory"

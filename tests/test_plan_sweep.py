@@ -7,17 +7,15 @@ import io
 import itertools
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import HANG_SECONDS
 from foretell import gpus
 from foretell.api import need_of
+from foretell.cli.main import main
 from foretell.errors import ScriptError, UsageError
 from foretell.jobs import Job
 from foretell.plan import sweep as module
@@ -173,16 +171,16 @@ for _ in range(3):
 """
 
 
-def test_a_real_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_forks")
+def test_a_real_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["--gpu", "1GiB,sm89", "--arg={N}=64,60000", "--env", "WIDTH=4096", "--optimizer", "script,adafactor"]
-    done = subprocess.run(
-        [sys.executable, "-m", "foretell", "sweep", *words, "--csv", "-", "train.py", "{N}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    code = main(["sweep", *words, "--csv", "-", "train.py", "{N}"])
+    said = capfd.readouterr()
+    assert code == 0, said.err
+    rows = list(csv.DictReader(io.StringIO(said.out)))
     assert [row["verdict"] for row in rows] == ["fits", "fits", "does not fit", "does not fit"]
     assert int(rows[1]["reserved_bytes"]) < int(rows[0]["reserved_bytes"])
     assert int(rows[2]["device_bytes"]) > 1 << 30

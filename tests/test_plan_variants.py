@@ -67,6 +67,7 @@ def test_a_fork_is_alike_if_only_garbage_differs() -> None:
     assert not _is_alike(Outcome(problem="it failed", is_failure=True), own)
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_what_an_interrupted_search_found_is_there_when_it_is_repeated(tmp_path: Path) -> None:
     job = job_of(tmp_path, SCRIPT, "1024")
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -275,24 +276,38 @@ def test_a_cluster_that_does_not_answer_is_told_with_what_to_do(
             Pool(address if scheme else "ray")
 
 
-@pytest.mark.xdist_group("ray")  # two clusters at once would meet at the ports of Ray's client servers
-@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: make ray")
-@pytest.mark.parametrize("how", ["ray", "client"])
-def test_a_ray_cluster_of_two_nodes_gives_what_this_machine_gives(how: str, warm: Warm, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def on_ray(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What comes of three scripts on a cluster of two nodes."""
+    folder = tmp_path_factory.mktemp("on-ray")
     for width in (256, 512, 1024):
-        (tmp_path / f"train{width}.py").write_text(TRAIN.format(width=width))
-    scripts = sorted(map(str, tmp_path.glob("train*.py")))
+        (folder / f"train{width}.py").write_text(TRAIN.format(width=width))
+    scripts = sorted(map(str, folder.glob("train*.py")))
     done = subprocess.run(
-        [sys.executable, str(TESTS / "on_ray.py"), how, *scripts], capture_output=True, text=True, timeout=HANG_SECONDS
+        [sys.executable, str(TESTS / "on_ray.py"), *scripts], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    result = json.loads(line.removeprefix("RESULT "))
+    result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+    return result
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: make ray")
+def test_a_worker_of_a_cluster_holds_one_thing_for_all_of_its_items(on_ray: dict[str, Any]) -> None:
+    assert sum(tally == 1 for tally in on_ray["tallies"]) <= 2
+    assert max(on_ray["tallies"]) >= 4
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: make ray")
+@pytest.mark.parametrize("how", ["ray", "client"])
+def test_a_ray_cluster_of_two_nodes_gives_what_this_machine_gives(
+    how: str, on_ray: dict[str, Any], warm: Warm
+) -> None:
+    result = on_ray[how]
     assert result["num_workers"] == 2
+    assert len(result["found"]) == 3
     assert len({node for _, node in result["found"].values()}) == 2
-    assert sum(tally == 1 for tally in result["tallies"]) <= 2, "each worker holds one thing for all of its items"
-    assert max(result["tallies"]) >= 4
-    for script in scripts:
+    for script in result["found"]:
         job = Job(command=(script,), gpu=gpus.find("rtx-3060"), options=CaptureOptions(steps="all"))
         here, there = api.run(job, warm=warm).estimate, Estimate.from_json(result["found"][script][0])
         assert (there.peak, there.steps, there.caveats) == (here.peak, here.steps, here.caveats)

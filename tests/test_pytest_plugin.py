@@ -8,6 +8,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from conftest import PYTEST_IN_FORKS
+
 pytest_plugins = ["pytester"]
 
 TRAINING = """
@@ -63,16 +65,16 @@ def test_others_are_not_slowed_down_and_the_marker_is_registered(pytester: pytes
 
 def test_a_test_needs_its_memory_on_the_virtual_gpu(pytester: pytest.Pytester) -> None:
     """Within, over, out of memory, skipped and failed by itself; fixtures, parameters, classes, options; xdist."""
-    pytester.makeconftest("""
-        import pytest
+    pytester.makeconftest(PYTEST_IN_FORKS + """
+import pytest
 
-        def pytest_addoption(parser):
-            parser.addoption("--given")
+def pytest_addoption(parser):
+    parser.addoption("--given")
 
-        @pytest.fixture(scope="module")
-        def shared():
-            yield 1
-    """)
+@pytest.fixture(scope="module")
+def shared():
+    yield 1
+""")
     pytester.makepyfile(test_gpu=TRAINING + """
 def test_before(shared): pass
 
@@ -137,6 +139,7 @@ def test_after(shared): pass
 
 def test_enough_steps_are_a_passed_test(pytester: pytest.Pytester) -> None:
     """Also with modules that cannot be imported by their name."""
+    pytester.makeconftest(PYTEST_IN_FORKS)
     folder = pytester.mkdir("tests")
     (folder / "test_long.py").write_text(TRAINING + """
 @pytest.mark.gpu_memory(gpu="rtx-3060", steps="auto")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,9 @@ from warm_runs import WarmRuns
 SCRIPTS = Path(__file__).parent / "ranks"
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRuns]:
-    runs = WarmRuns(tmp_path_factory.mktemp("ranks"))
-    yield runs
-    runs.close()
+@pytest.fixture
+def runs(warm_runs: WarmRuns) -> WarmRuns:
+    return warm_runs
 
 
 def run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,9 @@ SEND = 7
 """ncclSend among the operations of protocol/native_log.py; the next one is ncclRecv."""
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRuns]:
-    runs = WarmRuns(tmp_path_factory.mktemp("strategies"))
-    yield runs
-    runs.close()
+@pytest.fixture
+def runs(warm_runs: WarmRuns) -> WarmRuns:
+    return warm_runs
 
 
 def run(runs: WarmRuns, count: int, strategy: str, trace: Path, **options: Any) -> list[dict[str, int]]:

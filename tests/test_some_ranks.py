@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,9 @@ SCRIPTS = Path(__file__).parent / "ranks"
 pytestmark = pytest.mark.skipif(not HAS_CUDA, reason="the CPU engine runs no job of several ranks")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmRuns]:
-    runs = WarmRuns(tmp_path_factory.mktemp("some-ranks"))
-    yield runs
-    runs.close()
+@pytest.fixture
+def runs(warm_runs: WarmRuns) -> WarmRuns:
+    return warm_runs
 
 
 def run(runs: WarmRuns, ranks: str, size: int, *words: str, trace: Path | None = None) -> ForetellRun:
@@ -112,6 +109,7 @@ def test_a_world_of_another_size_than_the_scripts_is_refused(runs: WarmRuns) -> 
     assert "makes a process group of 2 ranks, but the job has 4" in found.stderr
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_the_smallest_number_of_gpus_is_found_by_running_the_script() -> None:
     """One GPU holds the model and its optimizer, two hold half of each."""
     job = Job(command=(str(SCRIPTS / "parallel.py"), "fsdp1"), gpu=gpus.find("800MiB,sm89"))

@@ -371,9 +371,9 @@ with torch.inference_mode():
 """
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> WarmRuns:
-    return WarmRuns(tmp_path_factory.mktemp("time"))
+@pytest.fixture
+def runs(warm_runs: WarmRuns) -> WarmRuns:
+    return warm_runs
 
 
 def test_a_training_script_has_a_time_and_the_same_memory_as_without(runs: WarmRuns, tmp_path: Path) -> None:
