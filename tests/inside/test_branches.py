@@ -48,6 +48,11 @@ def guard_with_an_else(value):
     else:
         raise ValueError("bad")
 
+def guard_that_exits(value):
+    if not value:
+        print("exit")
+        sys.exit(1)
+
 def either_way(value):
     if value:
         return 1
@@ -98,7 +103,7 @@ def loop_that_continues(value):
             continue
         len("more")
 """
-functions: dict[str, Any] = {}
+functions: dict[str, Any] = {"sys": sys}
 exec(compile(ASSERTIONS + GUARDS + LOOPS, "a script", "exec"), functions)
 
 
@@ -111,6 +116,7 @@ exec(compile(ASSERTIONS + GUARDS + LOOPS, "a script", "exec"), functions)
         ("guard_that_raises", [False]),
         ("guard_that_raises_unless", [True]),
         ("guard_with_an_else", [True]),
+        ("guard_that_exits", [True]),
         ("either_way", [None]),
     ],
 )

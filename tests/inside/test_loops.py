@@ -53,8 +53,31 @@ def test_a_loop_entered_again_is_not_waited_for_as_long(capture: Run) -> None:
     assert len([line for line in run.lines("unknown_read") if "decides a loop" in line["what"]]) == 1
 
 
+LOOPS_OF_NUMBERS = {
+    "token": "    token = linear(x)[0].argmax(-1).item()\n    if token == end: break",
+    "one of several": "    if int(linear(x)[0].argmax()) in (tokens.end, 1): break",
+    "target": "    accuracy = (linear(x) > 0).float().mean().item()\n    if accuracy > 0.9: break",
+    "bound": "    if 1e-3 > linear(x).norm().item(): break",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS_OF_NUMBERS)
+def test_a_loop_that_compares_an_unknown_number_runs_to_its_end(capture: Run, loop: str) -> None:
+    prologue = "end = 0\nclass tokens: end = 0\nfor rounds in range(50):\n"
+    run = capture(PROLOGUE + prologue + LOOPS_OF_NUMBERS[loop] + "\nprint(rounds)").check()
+    assert run.said == ["49"]
+
+
+@pytest.mark.parametrize("end", [0, 50_000])
+def test_a_loop_that_waits_for_a_number_gets_it(capture: Run, end: int) -> None:
+    loop = "while True:\n    rounds += 1\n    if linear(x)[0].argmax().item() == end: break\nprint(rounds)"
+    run = capture(f"{PROLOGUE}end = {end}\n{loop}").check()
+    assert 1_000 <= int(run.said[0]) < 1_100
+    assert not run.lines("ended_early")
+
+
 def test_a_loop_that_no_answer_ends_ends_the_run(capture: Run) -> None:
-    script = "while True:\n    if linear(x).sum().item() == 5: break\nprint('not reached')"
+    script = "while True:\n    if linear(x).sum().item() == float('5'): break\nprint('not reached')"
     run = capture(PROLOGUE + script).check()
     assert not run.said
     line = run.one("ended_early")

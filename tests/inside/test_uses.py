@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -75,6 +76,10 @@ def measured(read, types={"float": 4}):
     if tensor.dtype == "bfloat16" or length > 8 or tensor.numel() > 8 or len(tensor) > 8:
         return [1, 2, 3][length]
 
+def checked(read, isfinite=math.isfinite):
+    if not isfinite(read()):
+        return 1
+
 def unpacked(read):
     loss, accuracy = read(), 2
     return 1 if loss else 0
@@ -93,7 +98,7 @@ class Value(float):
     __len__ = numel
 
 
-functions: dict[str, Any] = {}
+functions: dict[str, Any] = {"math": math}
 exec(compile(FUNCTIONS, "a script", "exec"), functions)
 
 
@@ -112,6 +117,7 @@ exec(compile(FUNCTIONS, "a script", "exec"), functions)
         ("sized", "a size"),
         ("overwritten", None),
         ("measured", None),
+        ("checked", None),
         ("unpacked", "a branch"),
     ],
 )
@@ -151,3 +157,34 @@ def test_whether_the_value_itself_is_asked_for(condition: str, is_negated: bool 
     script = f"value = read()\nnegation = not value\nif {condition}: pass\nelse: print()"
     exec(compile(script, "a script", "exec"), {"read": read})
     assert (found[0].decides, found[0].is_negated) == ("a branch", is_negated)
+
+
+@pytest.mark.parametrize(
+    ("condition", "comparison"),
+    [
+        ("read() == 0", uses.Comparison("==", "0", False)),
+        ("int(read()) in (job.end, 7)", uses.Comparison("in", "(job.end, 7, )", False)),
+        ("ids['end'] != value", uses.Comparison("!=", "ids['end']", True)),
+        ("is_end", uses.Comparison("==", "job.end", False)),
+        ("value > most()", None),
+        ("value > value - 1", None),
+    ],
+)
+def test_what_a_value_is_compared_with(condition: str, comparison: uses.Comparison | None) -> None:
+    found: list[uses.Use] = []
+
+    def read() -> int:
+        found.append(uses.use_of(sys._getframe(1)))
+        return 0
+
+    text = f"""
+def script(read, job, ids, most):
+    value = read()
+    is_end = value == job.end
+    if {condition}:
+        print()
+"""
+    names: dict[str, Any] = {}
+    exec(compile(text, "a script", "exec"), names)
+    names["script"](read, type("Job", (), {"end": 3}), {"end": 3}, lambda: 3)
+    assert found[-1].comparison == comparison

@@ -1,8 +1,9 @@
 """Finds the answer that keeps the script going, from the code about to branch on it.
 
-`assert norm > 0` and `if not valid.all(): raise ...` check what holds in a run that works. If the value is unknown, the
-run to estimate is the one that does not raise. Of two branches of which one leaves a loop (`if done.all(): break`), it
-is the one that stays: the longest run needs the most memory, and loops.py sees to it that it ends.
+`assert norm > 0`, `if not valid.all(): raise ...` and `if loss > 100: sys.exit(1)` check what holds in a run that
+works. If the value is unknown, the run to estimate is the one that does not raise. Of two branches of which one leaves
+a loop (`if done.all(): break`), it is the one that stays: the longest run needs the most memory, and loops.py sees to
+it that it ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from types import CodeType, FrameType
 
 _RETURNS = frozenset({"RETURN_VALUE", "RETURN_CONST"})
 _STOPS = _RETURNS | {"RERAISE"}
+_EXITS = ("exit", "quit", "_exit")
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
 _MOST_FOLLOWED = 200
 """Instructions looked at to see where a branch leads."""
 
@@ -96,9 +99,9 @@ def _instructions_from(code: CodeType, offset: int) -> list[dis.Instruction]:
 
 
 def _raises(following: list[dis.Instruction]) -> bool:
-    """Whether the code reaches a `raise` before it branches or ends."""
+    """Whether the code reaches a `raise` or `sys.exit` before it branches or ends."""
     for each in following:
-        if each.opname == "RAISE_VARARGS":
+        if each.opname == "RAISE_VARARGS" or (each.opname in _LOADS and each.argval in _EXITS):
             return True
         if each.opname in _STOPS or "JUMP" in each.opname or each.opname == "FOR_ITER":
             return False

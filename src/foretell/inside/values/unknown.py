@@ -1,7 +1,8 @@
 """Stand-ins for unknown values that a script reads, and a journal of where it reads them.
 
 A float is 1.0 and falls a little with each step of the optimizer, as a loss does: early stopping does not set in. An
-integer is 0. A condition gets the answer that goes on (branches.py), or else False.
+integer is 0. Where such a number would end a loop, another one is found (comparisons.py). A condition gets the answer
+that goes on (branches.py), or else False.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from ..capture import Capture
 from ..where import OWN_FOLDERS, in_short, where_now
 from .branches import branch_at
+from .comparisons import number_that_ends, number_that_goes_on
 from .loops import Waiting
 from .operators import INTEGERS, torch
 from .uses import Use, use_of
@@ -48,7 +50,8 @@ class UnknownReads:
         self.note(func, source, f"decides a loop, {self._waiting.why_another}")
         if source.dtype is torch.bool or func is torch.Tensor.__bool__:
             return 1 - number
-        return _OTHER_NUMBERS[num_tries % len(_OTHER_NUMBERS)]
+        ending = number_that_ends(use)
+        return _OTHER_NUMBERS[num_tries % len(_OTHER_NUMBERS)] if ending is None else ending
 
     def _number(self, source: Any, use: Use, frame: FrameType) -> float:
         answer = _answer(use)
@@ -57,9 +60,8 @@ class UnknownReads:
         if source.dtype is torch.bool:
             # torch.distributions validates its arguments in a separate function, and raises elsewhere.
             return int(f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename)
-        if source.dtype in INTEGERS:
-            return 0
-        return _HALVED_AFTER / (_HALVED_AFTER + self._capture.num_steps)
+        is_integer = source.dtype in INTEGERS
+        return number_that_goes_on(use, 0 if is_integer else _HALVED_AFTER / (_HALVED_AFTER + self._capture.num_steps))
 
     def note(self, func: Any, source: Any, what: str = "") -> None:
         name = getattr(func, "__name__", str(func))

@@ -12,7 +12,7 @@ import dis
 import functools
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Literal
 
@@ -20,10 +20,11 @@ from .branches import instructions, loops_around
 
 Decides = Literal["a branch", "an index", "a size"]
 _PASSES_ON = frozenset({
-    "abs", "bool", "exp", "float", "int", "isfinite", "isinf", "isnan", "item", "log", "max", "mean", "min", "round",
-    "sqrt", "sum", "tolist", "any", "all", "array", "asarray",
+    "abs", "bool", "exp", "float", "int", "item", "log", "max", "mean", "min", "round", "sqrt", "sum", "tolist", "any",
+    "all", "array", "asarray",
 })  # fmt: skip
-"""What they return depends on the value as the value itself does."""
+"""What they return depends on the value as the value itself does. Not isfinite, isnan and isinf: unknown numbers are
+taken to be finite, as in any run that works."""
 _NOT_OF_VALUES = frozenset({
     "data_ptr", "device", "dim", "dtype", "element_size", "get_device", "grad_fn", "is_contiguous", "is_cpu", "is_cuda",
     "is_floating_point", "is_leaf", "is_sparse", "itemsize", "layout", "nbytes", "ndim", "ndimension", "nelement",
@@ -41,6 +42,16 @@ _MOST_CALLERS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    operator: str
+    """As in Python: `==`, `<`, `not in`, ..."""
+    other: str
+    """The other side, as an expression of names, attributes, constants and indices."""
+    is_reversed: bool
+    """The value is on the right."""
+
+
+@dataclass(frozen=True, slots=True)
 class Use:
     decides: Decides | None = None
     frame: FrameType | None = None
@@ -51,6 +62,8 @@ class Use:
     """Whether the branch asks for `not value`; None: for something computed from it."""
     is_slice: bool = False
     """It is the end of a slice, or its start."""
+    comparison: Comparison | None = None
+    """What the branch compares the value with, if that can be looked up."""
 
 
 NOTHING = Use()
@@ -69,7 +82,7 @@ def use_of(frame: FrameType) -> Use:
         if found.decides is not None:
             negations = (is_negated, found.is_negated)
             is_both = None if None in negations else negations[0] != negations[1]
-            return Use(found.decides, caller, found.offset, is_both, found.is_slice)
+            return Use(found.decides, caller, found.offset, is_both, found.is_slice, found.comparison)
         if not found.is_returned:
             break
         is_negated = None if None in (is_negated, found.is_negated) else is_negated != found.is_negated
@@ -92,6 +105,7 @@ class _Found:
     is_negated: bool | None = None
     is_returned: bool = False
     is_slice: bool = False
+    comparison: Comparison | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,10 @@ class _Item:
     """It is the value that was read, or depends on it."""
     is_negated: bool | None = None
     """False: the value itself, True: its negation, None: something computed from it."""
+    text: str = ""
+    """An expression for it, if it is not computed, and does not depend on the value."""
+    comparison: Comparison | None = None
+    """It is the result of this."""
 
 
 _OTHER = _Item()
@@ -152,7 +170,9 @@ class _Scan:
         name = each.opname
         if "JUMP" in name and "IF_" in name:
             item = self._pop()
-            return _Found("a branch", each.offset, item.is_negated) if item.is_value else None
+            if not item.is_value:
+                return None
+            return _Found("a branch", each.offset, item.is_negated, comparison=item.comparison)
         if name == "RETURN_VALUE":
             item = self._pop()
             return _Found(is_negated=item.is_negated, is_returned=True) if item.is_value else None
@@ -169,7 +189,7 @@ class _Scan:
         of = items if each.opname == "BUILD_SLICE" else items[1:]
         if any(item.is_value for item in of):
             return _Found("an index", each.offset)
-        self._push(items)
+        self._push(items, "{}[{}]" if count == 2 else "")
         return None
 
     def _call(self, each: dis.Instruction) -> _Found | None:
@@ -193,13 +213,16 @@ class _Scan:
             if each.argval in _NOT_OF_VALUES:
                 owner = _OTHER
             attribute = self.names.get(f".{each.argval}")
-            item = attribute or (_Item(is_value=True) if owner.is_value else _Item(str(each.argval)))
+            text = f"{owner.text}.{each.argval}" if owner.text else ""
+            item = attribute or (_Item(is_value=True) if owner.is_value else _Item(str(each.argval), text=text))
             is_method = name.startswith("LOAD_METHOD") or (name == "LOAD_ATTR" and _pushes_two(each))
             # A method and its owner, the owner with the name so that a call finds it.
             stack += [_Item(str(each.argval), owner.is_value, owner.is_negated), owner] if is_method else [item]
         elif name.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_DEREF", "LOAD_GLOBAL", "STORE_FAST", "STORE_NAME",
                               "STORE_DEREF", "STORE_GLOBAL")):  # fmt: skip
             self._variables(each)
+        elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            stack.append(_Item(text=repr(each.argval) if isinstance(each.argval, int | float | str | tuple) else ""))
         elif name == "STORE_ATTR":
             self._pop()
             self._store(f".{each.argval}", self._pop())
@@ -215,10 +238,13 @@ class _Scan:
             item = self._pop()
             is_negated = None if item.is_negated is None else not item.is_negated
             stack.append(_Item(is_value=item.is_value, is_negated=is_negated))
-        elif name in ("COMPARE_OP", "CONTAINS_OP") or name.startswith(("BINARY_", "INPLACE_")):
+        elif name in ("COMPARE_OP", "CONTAINS_OP"):
+            self._compare(each)
+        elif name.startswith(("BINARY_", "INPLACE_")):
             self._push(self._take(2))
         elif name in ("BUILD_TUPLE", "BUILD_LIST"):
-            self._push(self._take(int(each.arg or 0)))
+            count = int(each.arg or 0)
+            self._push(self._take(count), f"({'{}, ' * count})" if count else "")
         elif name == "UNPACK_SEQUENCE":
             item = self._pop()
             stack += [_Item(is_value=item.is_value)] * int(each.arg or 0)
@@ -242,7 +268,7 @@ class _Scan:
             if part.startswith("STORE"):
                 self._store(variable, self._pop())
             else:
-                self.stack.append(self.names.get(variable, _Item(str(variable))))
+                self.stack.append(self.names.get(variable, _Item(str(variable), text=str(variable))))
 
     def _store(self, name: str, item: _Item) -> None:
         if item.is_value:
@@ -256,9 +282,21 @@ class _Scan:
     def _take(self, count: int) -> list[_Item]:
         return [self._pop() for _ in range(max(count, 0))][::-1]
 
-    def _push(self, items: list[_Item]) -> None:
-        """What was computed from these."""
-        self.stack.append(_Item(is_value=any(item.is_value for item in items)))
+    def _push(self, items: list[_Item], template: str = "") -> None:
+        """What was computed from these. `template`: an expression for it, of those for them."""
+        is_value = any(item.is_value for item in items)
+        texts = [item.text for item in items]
+        text = template.format(*texts) if all(texts) and not is_value else ""
+        self.stack.append(_Item(is_value=is_value, text=text))
+
+    def _compare(self, each: dis.Instruction) -> None:
+        left, right = items = self._take(2)
+        self._push(items)
+        if left.is_value != right.is_value:
+            operator = ("not in" if each.arg else "in") if each.opname == "CONTAINS_OP" else str(each.argval)
+            other = right.text or left.text
+            comparison = Comparison(operator, other, is_reversed=right.is_value) if other else None
+            self.stack[-1] = replace(self.stack[-1], comparison=comparison)
 
 
 def _is_sliced(code: CodeType, at: dis.Instruction) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+from collections.abc import Mapping
 from operator import length_hint
 from types import FrameType
 from typing import Any
 
 from ..capture import Capture
+from ..variables import variables_of
 from ..where import OWN_FOLDERS, is_in_library
 from .modules import contents, tensors_of
 
@@ -23,8 +25,6 @@ _STEPS = 8
 _IN_A_ROW = 3
 _LARGEST = 10_000
 _MARK = "foretell_keeper"
-_OF_A_FUNCTION = 1
-"""inspect.CO_OPTIMIZED. Without it, as in a class body or an exec, the dict itself holds the variables."""
 
 
 class Keepers:
@@ -49,19 +49,12 @@ class Keepers:
                 if id(frame.f_globals) not in seen:
                     seen.add(id(frame.f_globals))
                     self._look_at(file, frame.f_globals)
-                if frame.f_locals is not frame.f_globals:
-                    self._look_at_locals(file, frame)
+                with variables_of(frame) as variables:
+                    if variables is not frame.f_globals:
+                        self._look_at(file, variables)
             frame = frame.f_back
 
-    def _look_at_locals(self, file: str, frame: FrameType) -> None:
-        variables = frame.f_locals
-        self._look_at(file, variables)
-        # Before Python 3.13 this is a copy kept by the frame, which would keep tensors alive that the function
-        # releases.
-        if isinstance(variables, dict) and frame.f_code.co_flags & _OF_A_FUNCTION:
-            variables.clear()
-
-    def _look_at(self, file: str, variables: dict[str, Any]) -> None:
+    def _look_at(self, file: str, variables: Mapping[str, Any]) -> None:
         for name, value in list(variables.items()):
             if name.startswith("__"):
                 continue
