@@ -81,6 +81,26 @@ def test_without_a_loader_the_process_ends_with_code_0_through_except_exception(
     assert captured.one("end")["steps"] == 5
 
 
+def test_a_thread_that_trains_is_ended_without_a_traceback(capture: Run) -> None:
+    script = """
+        import threading, torch
+        def train():
+            model = torch.nn.Linear(4, 4).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(100_000):
+                model(torch.ones(2, 4, device="cuda")).sum().backward()
+                optimizer.step()
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        print("joined")
+    """
+    captured = capture(script, steps=5).check()
+    assert captured.said == ["joined"]
+    assert "Traceback" not in captured.stderr
+    assert captured.one("end")["steps"] == 5
+
+
 def test_a_bare_except_cannot_keep_it_going_for_ever(capture: Run) -> None:
     captured = capture(RANGE.replace("except Exception", "except"), steps=5).check()
     assert captured.one("end")["steps"] < 20

@@ -60,7 +60,9 @@ class ProcessEnd:
 
     def _watching_other_threads(self, previous: Any) -> Any:
         def excepthook(args: Any) -> None:
-            if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            if isinstance(args.exc_value, SystemExit):  # Python is silent about SystemExit, but not about subclasses
+                return
+            if args.exc_value is not None:
                 if not self._capture.options.verbose:
                     prune(args.exc_value)
                 self._write(args.exc_value, args.exc_traceback, thread=True)
