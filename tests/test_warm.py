@@ -123,6 +123,14 @@ sys.exit(5)
 """
 
 
+def test_lines_of_a_script_with_a_relative_path_are_the_users(warm: Warm, script: Path, tmp_path: Path) -> None:
+    (tmp_path / "capture").mkdir()
+    script.write_text("import torch\ntorch.nn.Linear(4, 4).cuda()(torch.ones(3).cuda())")
+    job = Job(command=(script.name,), cwd=tmp_path, gpu=gpus.find("rtx-3060"), options=CaptureOptions(stdout="file"))
+    with pytest.raises(ScriptError, match=rf"failed at {script}:2: RuntimeError"):
+        _ = api.run(job, directory=tmp_path / "capture", warm=warm).estimate
+
+
 def test_what_a_script_registers_for_its_exit_runs(warm: Warm, script: Path, tmp_path: Path) -> None:
     script.write_text(AT_EXIT)
     with pytest.raises(ScriptError, match="5"):
