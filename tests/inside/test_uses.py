@@ -160,6 +160,30 @@ def test_whether_the_value_itself_is_asked_for(condition: str, is_negated: bool 
 
 
 @pytest.mark.parametrize(
+    ("text", "divides"),
+    [
+        ("hits = int(read()); print(hits / 2)", False),
+        ("hits, misses = read(), 3; print(hits / (hits + misses))", True),
+        ("found = read().tolist()\nwidth = 192 // found", True),
+        ("hits = 0\nfor _ in range(1): hits += read()\nprint(1 % hits)", True),
+    ],
+)
+def test_whether_something_is_divided_by_a_value(text: str, divides: bool) -> None:
+    found: list[uses.Use] = []
+
+    class Read(int):
+        def tolist(self) -> int:
+            return 1
+
+    def read() -> int:
+        found.append(uses.use_of(sys._getframe(1)))
+        return Read(1)
+
+    exec(compile(text, "a script", "exec"), {"read": read})
+    assert found[0].divides == divides
+
+
+@pytest.mark.parametrize(
     ("condition", "comparison"),
     [
         ("read() == 0", uses.Comparison("==", "0", False)),

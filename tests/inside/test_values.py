@@ -357,6 +357,19 @@ def test_tokens_a_learned_gate_routes_go_to_all_experts_alike(capture: Run, assu
     assert {line["where"].rpartition(":")[2] for line in run.lines("unknown_read")} == {"4", "8"}
 
 
+@pytest.mark.parametrize("assume", ["low", "typical", "high"])
+def test_unknown_classes_are_as_many_as_the_script_says(capture: Run, assume: str) -> None:
+    script = """
+        import torch
+        pixels = torch.nn.Conv2d(3, 100, 1).cuda()(torch.randn(2, 3, 64, 64, device="cuda")).argmax(1).flatten()
+        print(torch.bincount(100 * pixels + pixels, minlength=100 ** 2).reshape(100, 100).shape[0])
+        print(pixels.bincount(None, 100).shape[0], torch.nn.functional.one_hot(pixels, 100).shape[-1])
+        """
+    run = capture(script, assume=assume).check()
+    assert run.said == ["100", "100 100"]
+    assert not [line for line in run.lines("unknown_read") if "decides" in line["what"]]
+
+
 def test_scores_nobody_knows_are_sorted_into_some_order(capture: Run) -> None:
     script = """
         import torch

@@ -368,6 +368,9 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         count = None
         if all(not each.is_cuda or self.is_known(each) for each in decides):
             count = self._count(func, args, kwargs, decides[0])
+        if count is None and (least := least_size(func, args, kwargs)):
+            self.unknown.note(func, decides[0])
+            count = least - 1  # the largest value
         if count is None:
             count = self.unknown.assume_size(func, decides[0], decides[0].numel())
         with self._answers.given(count):
@@ -473,6 +476,18 @@ def _is_tracing() -> bool:
 def _take_modes() -> list[Any]:
     """Empty the stack of modes; returns them outermost first."""
     return [_pop_mode() for _ in range(_num_modes())][::-1]
+
+
+def least_size(func: Any, args: Any, kwargs: Any) -> int:
+    """How many numbers the script expects to find counted (`minlength`) or made a class (`num_classes`); 0: it does not
+    say."""
+    if func not in operators.MAXIMUM_IS_SIZE:
+        return 0
+    given = kwargs.get("minlength", kwargs.get("num_classes"))
+    if given is None:
+        position = 1 if func is torch.nn.functional.one_hot else 2
+        given = args[position] if len(args) > position else 0
+    return max(int(given), 0)
 
 
 def what_decides_the_size(func: Any, args: Any) -> list[Any]:

@@ -64,6 +64,8 @@ class Use:
     """It is the end of a slice, or its start."""
     comparison: Comparison | None = None
     """What the branch compares the value with, if that can be looked up."""
+    divides: bool = False
+    """Something is divided by it, or by what is computed from it."""
 
 
 NOTHING = Use()
@@ -82,7 +84,9 @@ def use_of(frame: FrameType) -> Use:
         if found.decides is not None:
             negations = (is_negated, found.is_negated)
             is_both = None if None in negations else negations[0] != negations[1]
-            return Use(found.decides, caller, found.offset, is_both, found.is_slice, found.comparison)
+            return Use(found.decides, caller, found.offset, is_both, found.is_slice, found.comparison, found.divides)
+        if found.divides:
+            return Use(divides=True)
         if not found.is_returned:
             break
         is_negated = None if None in (is_negated, found.is_negated) else is_negated != found.is_negated
@@ -106,6 +110,7 @@ class _Found:
     is_returned: bool = False
     is_slice: bool = False
     comparison: Comparison | None = None
+    divides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,7 @@ def _follow(code: CodeType, offset: int) -> _Found:
             found = scan.run(code, loops[-1].start)
     except Exception:  # an instruction of a newer Python: better one caveat too many
         return _Found("a branch", -1)
-    return found or _Found()
+    return replace(found or _Found(), divides=scan.divides)
 
 
 @dataclass(slots=True)
@@ -155,6 +160,7 @@ class _Scan:
     stack: list[_Item] = field(default_factory=list)
     names: dict[str, _Item] = field(default_factory=dict)
     """Variables and attributes that hold the value."""
+    divides: bool = False
 
     def run(self, code: CodeType, start: int, end: int = sys.maxsize) -> _Found | None:
         for each in instructions(code):
@@ -241,7 +247,10 @@ class _Scan:
         elif name in ("COMPARE_OP", "CONTAINS_OP"):
             self._compare(each)
         elif name.startswith(("BINARY_", "INPLACE_")):
-            self._push(self._take(2))
+            items = self._take(2)
+            self._push(items)
+            is_division = each.argrepr.startswith(("/", "%")) or "DIVIDE" in name or "MODULO" in name
+            self.divides = self.divides or (is_division and items[1].is_value)
         elif name in ("BUILD_TUPLE", "BUILD_LIST"):
             count = int(each.arg or 0)
             self._push(self._take(count), f"({'{}, ' * count})" if count else "")
