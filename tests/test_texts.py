@@ -64,6 +64,7 @@ from foretell.runs import command as commands
 from foretell.runs.command import TorchInstall, refuse_platform, refuse_torch
 from foretell.runs.launchers import processes
 from foretell.trace import Trace, save
+from foretell.trace.records import Counted
 from foretell.units import GIB, MIB
 from report_data import LEAKS, estimate_for, transformer
 from test_diff import block, summary
@@ -396,8 +397,10 @@ def raised(folder: CaptureFolder) -> CaptureFolder:
 def test_what_ends_a_run_before_its_time(golden: Any, tmp_path: Path) -> None:
     folder = training_run(tmp_path)
     trace, failed = folder.trace(), raised(folder).trace(exit_status=1)
+    decided = Counted(where="train.py:2", what="item: decides an index", count=1)
     traces = {
         "an exception": failed,
+        "an exception after an unknown value": replace(failed, unknown_reads=(decided,)),
         "an exception after a loop that foretell ended": replace(failed, is_cut_short=True),
         "an exit code": replace(trace, exit_status=3),
         "SIGKILL": replace(trace, exit_status=-9, is_ended=False),
@@ -436,6 +439,10 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
         "no network before": new().torch().journal(
             "exception", 11, type="LookupError", message="no punkt", where="train.py:3", is_oom=False,
             unreached="example.org",
+        ).trace(exit_status=1),
+        "a missing package": new().torch().journal(
+            "exception", 11, type="ModuleNotFoundError", message="No module named 'data'", where="train.py:3",
+            is_oom=False,
         ).trace(exit_status=1),
         "a Python without hooks": new().trace(is_python=True),
         "SIGSEGV before a step": replace(new().torch().trace(exit_status=-11), is_ended=False),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from foretell.analysis.batches import is_trained, largest_possible, training_batches
-from foretell.analysis.ending import crashed_after_its_end, signal_name
+from foretell.analysis.ending import DECIDES, crashed_after_its_end, signal_name
 from foretell.protocol.native_log import ENTRIES
 from foretell.records import OutOfMemory, PeakMemory, Together
 from foretell.rules.capacity import Capacity
@@ -98,14 +98,13 @@ def close_to_the_limit(known: Known) -> Iterator[str]:
 
 # --- values that were not known ---------------------------------------------------------------------------------------
 
-_DECIDES = "decides "
 _WAITS = "decides a loop, "
 _ASSUMED = "decides a size, "
 
 
 def num_values_only_read(trace: Trace) -> int:
     """How many unknown values the script has read that decided nothing, as far as can be seen: it printed them."""
-    return sum(read.count for read in trace.unknown_reads if _DECIDES not in read.what)
+    return sum(read.count for read in trace.unknown_reads if DECIDES not in read.what)
 
 
 def decides_a_size(what: str) -> bool:
@@ -116,8 +115,8 @@ def values_that_decide(known: Known) -> Iterator[str]:
     """One caveat per place, with what decides most: a loop that waits, a size, a branch. All branches share one."""
     whats: dict[str | None, list[str]] = {}
     for read in known.trace.unknown_reads:
-        if _DECIDES in read.what:
-            whats.setdefault(read.where, []).append(read.what[read.what.index(_DECIDES) :])
+        if DECIDES in read.what:
+            whats.setdefault(read.where, []).append(read.what[read.what.index(DECIDES) :])
     branches = []
     for place, all_there in whats.items():
         waits = [what.removeprefix(_WAITS) for what in all_there if what.startswith(_WAITS)]

@@ -13,6 +13,11 @@ from foretell.trace import ACTIONS, MissingFunction, OomMark, Trace
 _NOTHING = "nothing was put on the GPU"
 _STOPPED = ("interrupted", "time_limit", "unknown_value")
 _ALLOCATION = ACTIONS.index("alloc")
+DECIDES = "decides "
+"""In what is said of an unknown read: its value decided a branch, a size, an index or a loop."""
+_OF_READ_VALUES = ("IndexError", "KeyError", "ZeroDivisionError")
+_OF_VALUES = (*_OF_READ_VALUES, "AssertionError", "RuntimeError", "ValueError")
+"""Errors that a value can cause; the first ones also where the code does not show that it decides anything."""
 _OF_NCCL = re.compile(r"NCCL.*last error:\s*(rank[^\n]+)", re.IGNORECASE | re.DOTALL)
 _REMEDIES = {
     "time_limit": "Increase the limit, or run fewer steps with --steps N.",
@@ -76,7 +81,9 @@ def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:
         wanted = f"the script wanted {trace.exception.network}, but has no network here; --online allows downloads"
         return EndedBy(kind="script", message=f"{wanted}. It {_failure(trace)}")
     if not trace.is_cut_short:
-        return EndedBy(kind="script", message=_with_unreached(trace, f"the script itself {_failure(trace)}"))
+        reason = _other_reason(trace)
+        failed = f"the script itself {_failure(trace)}"
+        return EndedBy(kind="script", message=f"{_sentence(failed)} {reason}" if reason else failed)
     cut = "an evaluation" if trace.cut_loops and trace.cut_loops[-1].kind == "evaluation" else "the training"
     message = f"after foretell had ended {cut} early, the script {_failure(trace)}"
     return EndedBy(kind="early_end", message=message)
@@ -100,10 +107,19 @@ def _failure(trace: Trace) -> str:
     return f"failed{rank}{where}: {trace.exception.type}{': ' + message[0] if message else ''}"
 
 
-def _with_unreached(trace: Trace, failed: str) -> str:
-    if trace.steps or trace.exception is None or trace.exception.unreached is None:
-        return failed
-    return f"{_sentence(failed)} Before that, it could not reach {trace.exception.unreached}; --online allows downloads"
+def _other_reason(trace: Trace) -> str:
+    """What the script may have failed for, other than its own mistake."""
+    if trace.exception is None:
+        return ""
+    if trace.exception.unreached is not None and not trace.steps:
+        return f"Before that, it could not reach {trace.exception.unreached}; --online allows downloads"
+    if trace.exception.type == "ModuleNotFoundError" and not trace.steps:
+        return "To use the packages of another environment, name its Python: foretell run -- /path/to/python SCRIPT.py"
+    reads = [read for read in trace.unknown_reads if trace.exception.type in _OF_READ_VALUES or DECIDES in read.what]
+    if reads and trace.exception.type in _OF_VALUES:
+        where = f" at {reads[-1].where}" if reads[-1].where else ""
+        return f"It had read an unknown value{where} (kernels are not executed), which may be the reason"
+    return ""
 
 
 def has_ended_well(trace: Trace) -> bool:

@@ -268,7 +268,7 @@ def run_words(words: list[str]) -> None:
     else:
         sys.argv[:] = words
         sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
-        runpy.run_path(os.path.abspath(words[0]), run_name="__main__")  # Python, too, makes the path of a script absolute
+        runpy.run_path(os.path.abspath(words[0]), run_name="__main__")  # as Python's command line makes it
 
 
 if __name__ == "__main__":

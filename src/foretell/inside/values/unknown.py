@@ -1,8 +1,8 @@
 """Stand-ins for unknown values that a script reads, and a journal of where it reads them.
 
 A float is 1.0 and falls a little with each step of the optimizer, as a loss does: early stopping does not set in. An
-integer is 0, or 1 if something is divided by it. Where such a number would end a loop, another one is found (comparisons.py). A condition gets the answer
-that goes on (branches.py), or else False.
+integer is 0, or 1 if something is divided by it. Where such a number would end a loop, another one is found
+(comparisons.py). A condition gets the answer that goes on (branches.py), or else False.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class UnknownReads:
         if source.dtype is torch.bool:
             # torch.distributions validates its arguments in a separate function, and raises elsewhere.
             return int(f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename)
-        usual = int(use.divides) if source.dtype in INTEGERS else _HALVED_AFTER / (_HALVED_AFTER + self._capture.num_steps)
-        return number_that_goes_on(use, usual)
+        is_integer = source.dtype in INTEGERS
+        loss = _HALVED_AFTER / (_HALVED_AFTER + self._capture.num_steps)
+        return number_that_goes_on(use, int(use.divides) if is_integer else loss)
 
     def note(self, func: Any, source: Any, what: str = "") -> None:
         name = getattr(func, "__name__", str(func))
