@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,16 @@ def test_the_stages_of_a_pipeline_send_what_their_neighbours_receive(
     first, second = ([row[1:] for row in rank if row[0] == SEND] for rank in collectives(traces.load(trace)))
     assert sorted(first) == sorted(second)
     assert len(first) > 3 * 8
+
+
+def test_a_group_goes_on_without_one_of_its_ranks(runs: WarmRuns, tmp_path: Path) -> None:
+    if not hasattr(importlib.import_module("torch.distributed"), "shrink_group"):
+        pytest.skip("this torch cannot shrink a process group")
+    run(runs, 3, "shrunk", trace := tmp_path / "ranks.trace")
+    first, second, left = collectives(traces.load(trace))
+    assert first == second
+    assert {row[-1] for row in first} == {2}
+    assert left == []
 
 
 def test_the_optimizer_of_a_rank_may_be_larger_than_that_of_another(runs: WarmRuns, tmp_path: Path) -> None:

@@ -270,6 +270,17 @@ def several_communicators() -> torch.optim.Optimizer:
     return optimizer
 
 
+def shrunk() -> torch.optim.Optimizer:
+    """The last rank leaves, and the others train."""
+    if rank == size - 1:
+        return torch.optim.AdamW(Model().cuda().parameters())
+    dist.shrink_group([size - 1])
+    total = torch.full((1,), rank + 1, device=device)
+    dist.all_reduce(total)
+    assert total.item() == size * (size - 1) // 2, total
+    return train(DDP(Model().cuda(), find_unused_parameters=True))
+
+
 def dtensor_values(initialise: bool = False) -> torch.optim.Optimizer:
     """A DTensor of integers decides something."""
     mesh = init_device_mesh("cuda", (size,))
@@ -306,6 +317,7 @@ STRATEGIES = {
     "zero bubble": partial(pipeline, "ScheduleInterleavedZeroBubble", 2),
     "zero bubble, V": partial(pipeline, "ScheduleZBVZeroBubble", 2),
     "several communicators": several_communicators,
+    "shrunk": shrunk,
     "dtensor values": dtensor_values,
     "dtensor initialised": partial(dtensor_values, initialise=True),
 }
@@ -318,7 +330,7 @@ def local_bytes(tensor: Tensor) -> int:
 
 def main() -> None:
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl")
+    dist.init_process_group("nccl", device_id=device if sys.argv[1] == "shrunk" else None)
     optimizer = STRATEGIES[sys.argv[1]]()
     held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]

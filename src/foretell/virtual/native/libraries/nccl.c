@@ -339,6 +339,26 @@ EXPORT int ncclCommSplit(Communicator *from, int color, int key, void **communic
     if (!result) ((Communicator *)*communicator)->is_local = from->is_local;
     return result;
 }
+/* Without some ranks, which do not call this. */
+EXPORT int ncclCommShrink(Communicator *from, const int *excluded, int count, void **communicator, void *config UNUSED,
+                          int flags UNUSED) {
+    NEEDS(from, excluded, communicator);
+    if (count < 1) return NCCL_INVALID_ARGUMENT;
+    int32_t *left = allocate((size_t)from->num_ranks * sizeof *left);
+    int split = from->num_splits++, num_ranks = 0, rank = -1;
+    for (int peer = 0; peer < from->num_ranks; peer++) {
+        bool is_excluded = false;
+        for (int i = 0; i < count; i++) is_excluded |= excluded[i] == peer;
+        if (peer == from->rank && !is_excluded) rank = num_ranks;
+        if (!is_excluded) left[num_ranks++] = from->members ? from->members[peer] : peer;
+    }
+    uint64_t id = hash(hash(from->id, &split, sizeof split), left, (size_t)num_ranks * sizeof *left);
+    const Told *about = from->members ? new_told(num_ranks, left) : NULL;
+    free(left);
+    int result = new_communicator(communicator, num_ranks, rank, id, about);
+    if (!result) ((Communicator *)*communicator)->is_local = from->is_local;
+    return result;
+}
 EXPORT int ncclCommDestroy(void *communicator) { free_communicator(communicator); return NCCL_SUCCESS; }
 EXPORT int ncclCommAbort(void *communicator) { return ncclCommDestroy(communicator); }
 EXPORT int ncclCommFinalize(void *communicator UNUSED) { return NCCL_SUCCESS; }
