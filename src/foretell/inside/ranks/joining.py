@@ -17,6 +17,7 @@ from ..capture import Capture
 from ..watch.process_end import ProcessEnd
 from .absent import Absent
 from .connections import OPERATIONS, Connections
+from .standing import tell_where_this_rank_waits
 
 TO_ITS_END, CUT_SHORT, BY_AN_EXCEPTION = range(3)
 """How a rank ends (native/libraries/exchange.h)."""
@@ -51,9 +52,9 @@ class Ranks:
                         "Install the CUDA build of torch, which needs no GPU here, or run one process (WORLD_SIZE=1)",
                     )
                 if rank is not None:  # before the others can wait for this one
-                    self._join(rank, world_size)
+                    self._join(torch, rank, world_size)
                 result = original(*args, **kwargs)
-                self._join(torch.distributed.get_rank(), torch.distributed.get_world_size())
+                self._join(torch, torch.distributed.get_rank(), torch.distributed.get_world_size())
                 return result
 
             return init_process_group
@@ -78,12 +79,13 @@ class Ranks:
             self._of_absent.install()
         return self._of_absent
 
-    def _join(self, rank: int, world_size: int) -> None:
+    def _join(self, torch: Any, rank: int, world_size: int) -> None:
         if world_size < 2 or self._joined == (rank, world_size):
             return
         if self._joined is None:
             self._library = ctypes.CDLL(None)  # the preloaded virtual GPU
             self._library.foretell_agree.argtypes = [ctypes.c_uint64, ctypes.c_int]
+            tell_where_this_rank_waits(self._capture, self._library, torch)
             self._capture.agree = self._agree
             self._capture.before_end.append(self._leave)
         self._joined = rank, world_size

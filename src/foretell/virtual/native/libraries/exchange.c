@@ -8,6 +8,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,9 @@ typedef struct {
     int32_t waits_for;        /* a rank; -1: one that has not made the communicator yet */
     uint32_t num_changes;     /* of the state */
     int32_t presence;         /* counts if only some ranks run */
+    int32_t is_asleep;        /* elsewhere than in a wait of ours, for the others: in `asleep_in` */
     char what[40];
+    char asleep_in[40], where[80];
 } Slot;
 typedef struct {
     uint32_t bell;            /* rung, a futex, whenever anything changes */
@@ -193,6 +196,31 @@ static enum State lost(int peer) {
     return HAS_ENDED;
 }
 
+/* Told by a thread that watches the others of this process: where in the script it waits, and, unless it waits here, in
+ * which function (`what`) it sleeps until another rank does something. Both NULL: it does not wait any more. */
+void foretell_stands(const char *what, const char *where) {
+    Slot *slot = own_slot();
+    if (!slot) return;
+    if (what) snprintf(slot->asleep_in, sizeof slot->asleep_in, "%s", what);
+    snprintf(slot->where, sizeof slot->where, "%s", where ? where : "");
+    bool was_asleep = __atomic_exchange_n(&slot->is_asleep, what != NULL, __ATOMIC_ACQ_REL);
+    if (was_asleep != (what != NULL)) __atomic_add_fetch(&slot->num_changes, 1, __ATOMIC_RELEASE);
+}
+
+/* A number for each wait of this process, or 0 if it does not wait here. */
+uint32_t foretell_current_wait(void) {
+    Slot *slot = own_slot();
+    if (!slot || __atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) != WAITS) return 0;
+    return __atomic_load_n(&slot->num_changes, __ATOMIC_ACQUIRE) + 1;
+}
+
+__attribute__((format(printf, 2, 3))) static void add_trouble(size_t *at, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    if (*at < sizeof trouble) *at += (size_t)vsnprintf(trouble + *at, sizeof trouble - *at, format, values);
+    va_end(values);
+}
+
 /* Whether all ranks that live wait, and which for which; `changes` sums up what has happened so far. */
 static bool do_all_wait(uint64_t *changes) {
     size_t at = 0;
@@ -201,16 +229,30 @@ static bool do_all_wait(uint64_t *changes) {
         Slot *slot = &board->slots[rank];
         if (!may_run(rank)) continue;
         int state = __atomic_load_n(&slot->state, __ATOMIC_ACQUIRE);
+        bool is_asleep = state == RUNS && __atomic_load_n(&slot->is_asleep, __ATOMIC_ACQUIRE);
         *changes += __atomic_load_n(&slot->num_changes, __ATOMIC_ACQUIRE);
-        if (state == NOT_STARTED || state == RUNS) return false;
-        if (state != WAITS || at >= sizeof trouble) continue;
-        const char *and = at ? "; " : "ranks wait for each other for ever: ";
-        at += (size_t)snprintf(trouble + at, sizeof trouble - at, "%srank %d in %.39s for ", and, rank, slot->what);
-        if (at >= sizeof trouble) continue;
-        if (slot->waits_for < 0) at += (size_t)snprintf(trouble + at, sizeof trouble - at, "one that is not in it");
-        else at += (size_t)snprintf(trouble + at, sizeof trouble - at, "rank %d", slot->waits_for);
+        if (state == NOT_STARTED || (state == RUNS && !is_asleep)) return false;
+        if (state != WAITS && !is_asleep) continue;
+        add_trouble(&at, "%srank %d in %.39s", at ? "; " : "ranks wait for each other for ever: ", rank,
+                    is_asleep ? slot->asleep_in : slot->what);
+        if (slot->where[0]) add_trouble(&at, " at %.79s", slot->where);
+        if (is_asleep) continue;
+        if (slot->waits_for < 0) add_trouble(&at, " for one that is not in it");
+        else add_trouble(&at, " for rank %d", slot->waits_for);
     }
     return true;
+}
+
+/* For a thread that sees its process wait elsewhere: why it waits for ever, once it has asked so often and nothing has
+ * changed in between; else NULL. */
+const char *foretell_stuck(int patience) {
+    static int looks;
+    static uint64_t before;
+    uint64_t changes;
+    if (!board) return NULL;
+    looks = do_all_wait(&changes) && changes == before ? looks + 1 : 0;
+    before = changes;
+    return looks >= patience ? trouble : NULL;
 }
 
 /* ---- messages ---------------------------------------------------------------------------------------------------- */
