@@ -125,6 +125,14 @@ def test_a_list_of_ranks_that_is_none_is_a_mistake_of_usage(text: str, message: 
         take_apart(["t.py"], {}, world_size=8, ranks=text)
 
 
+def test_machines_that_would_not_be_full_are_a_mistake_of_usage() -> None:
+    with pytest.raises(UsageError, match=r"12 ranks cannot be started on machines of 8 GPUs.*--gpus-per-node 6"):
+        take_apart(["t.py"], {}, world_size=12)
+    found = take_apart(["srun", "-n", "12", "--ntasks-per-node", "8", "t.py"], {})
+    assert isinstance(found, Apart)
+    assert (found.world.size, found.world.per_node) == (12, 8)
+
+
 def test_ranks_need_a_number_of_ranks() -> None:
     with pytest.raises(UsageError, match="Add --world-size N"):
         take_apart(["t.py"], {}, ranks="0")

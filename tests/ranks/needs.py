@@ -11,7 +11,7 @@ import torch.distributed as dist
 how = sys.argv[1] if sys.argv[1:] else "data"
 if how == "another size":
     os.environ["WORLD_SIZE"] = "2"
-dist.init_process_group("nccl")
+dist.init_process_group("nccl", **({"rank": 1, "world_size": 2} if how == "another rank" else {}))
 rank = dist.get_rank()
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 if how == "store":

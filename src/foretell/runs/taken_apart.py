@@ -130,6 +130,12 @@ def _apart(
 ) -> Apart:  # fmt: skip
     size = world_size or asked.size
     per_node = min(gpus_per_node or asked.per_node, size)
+    if size % per_node and asked.kind not in ("srun", "mpirun"):
+        largest = max(count for count in range(1, per_node) if size % count == 0)
+        raise UsageError(
+            f"{size:,} ranks cannot be started on machines of {per_node} GPUs: the last one would not be full. Give "
+            f"another number, or smaller machines, for example --gpus-per-node {largest}."
+        )
     wanted = ranks or ("all" if size <= min(per_node, _MOST_BY_DEFAULT) and world_size is None else "auto")
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **asked.environment}
     world = world_of(size=size, per_node=per_node, ranks=wanted, launcher=asked.kind, environment=environment)

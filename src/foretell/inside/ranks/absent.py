@@ -63,6 +63,12 @@ class Absent:
                 f"the script makes a process group of {world_size} ranks, but the job has {size}",
                 "Give the number of ranks that the script uses: --world-size",
             )
+        given = os.environ.get("RANK", "")
+        if given.isdecimal() and int(given) != rank:
+            self._capture.refuse(
+                f"foretell has started rank {given} of this job, but the script says that it is rank {rank}",
+                "A script that starts its ranks itself (mp.spawn) runs all of them: leave out --world-size and --ranks",
+            )
         self._rank = rank
 
     def store(self) -> Any:
