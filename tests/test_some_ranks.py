@@ -65,6 +65,18 @@ def test_some_ranks_need_what_they_need_if_all_run(
         assert collectives(tmp_path / ranks).items() <= calls.items()
 
 
+@pytest.mark.parametrize(
+    "words", ["deepspeed 2", "deepspeed 3 cpu", "accelerate fsdp 2", "trainer deepspeed 3", "lightning fsdp"]
+)
+def test_a_rank_of_a_framework_needs_what_it_needs_if_all_run(runs: WarmRuns, words: str) -> None:
+    """Also one that is not the first: DeepSpeed's ranks compare what they have with the first one's."""
+    pytest.importorskip(words.split()[0].replace("trainer", "deepspeed"))
+    everything, one = (peaks(run(runs, ranks, 2, "frameworks", *words.split())) for ranks in ("all", "1"))
+    assert sorted(everything) == [0, 1]
+    assert 1 in one
+    assert one.items() <= everything.items()
+
+
 def test_one_rank_of_many_stands_for_all(runs: WarmRuns) -> None:
     found = run(runs, "0", 1024, "parallel", "ddp").result
     world, (row,) = found["world"], found["ranks"]
@@ -107,6 +119,12 @@ def test_a_world_of_another_size_than_the_scripts_is_refused(runs: WarmRuns) -> 
     found = run(runs, "0", 4, "needs", "another size")
     assert found.code == 2
     assert "makes a process group of 2 ranks, but the job has 4" in found.stderr
+
+
+def test_a_script_that_starts_ranks_itself_is_refused(runs: WarmRuns) -> None:
+    found = run(runs, "0", 2, "needs", "another rank")
+    assert found.code == 2
+    assert "has started rank 0 of this job, but the script says that it is rank 1" in found.stderr
 
 
 @pytest.mark.usefixtures("in_forks")
