@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -22,12 +23,14 @@ from rich.table import Table
 
 from foretell import gpus
 from foretell.records import LibraryBytes
+from foretell.runs import host_memory
 from foretell.runs.command import find_torch
 from foretell.units import GIB, MIB, format_bytes
 from foretell.virtual import environment
 
 HERE = Path(__file__).resolve().parent
 WORKLOADS = HERE / "workloads.py"
+RANKS = HERE / "ranks.py"
 # What a job imports, and nothing else; then what torch imports by itself with the first optimizer of a process.
 IMPORTS = {
     "resnet50": "import torch, torchvision",
@@ -68,6 +71,8 @@ class Finished:
     peak_rss: int
     """Of the largest process of the command."""
     output: str
+    peak_of_all: int = 0
+    """Of all processes of the command together, if it was asked for; what they share counts once."""
 
     def bench(self) -> dict[str, float]:
         for line in self.output.splitlines():
@@ -115,6 +120,8 @@ def main() -> int:
     rows.append(cost_of_isolation(options.repeat))
     console.print("llama-7b ...", style="dim")
     rows += seven_billion() if has_cuda else []
+    console.print("8 billion parameters on 8 and on 1,024 GPUs ...", style="dim")
+    rows += many_gpus(options.repeat) if has_cuda else []
     console.print("the CPU engine ...", style="dim")
     rows += cpu_engine(options.repeat)
     console.print("20,000 steps ...", style="dim")
@@ -246,6 +253,40 @@ def seven_billion() -> list[Row]:
     ]
 
 
+def many_gpus(repeat: int) -> list[Row]:
+    """One rank of many, all ranks of a machine, and many process groups."""
+    few, many, plain, pairs = [], [], [], []
+    for _ in range(repeat):
+        few.append(finish(ranks_command(8, "fsdp2")))
+        many.append(finish(ranks_command(1024, "fsdp2")))
+        plain.append(finish(ranks_command(64, "none")))
+        pairs.append(finish(ranks_command(64, "pairs")))
+    ratio = min(run.seconds for run in many) / min(run.seconds for run in few)
+    measured = f"{ratio:.2f}x ({min(run.seconds for run in many):.1f} s / {min(run.seconds for run in few):.1f} s)"
+    memory = max(run.peak_rss for run in many)
+    node = finish(
+        [sys.executable, "-m", "foretell", "run", "--quiet", "--gpu", "h100-sxm", "--", sys.executable, "-m",
+         "torch.distributed.run", "--nproc-per-node", "8", str(RANKS), "fsdp2"],
+        is_all_measured=True,
+    )  # fmt: skip
+    more = min(run.seconds for run in pairs) - min(run.seconds for run in plain)
+    return [
+        Row("llama-8b, FSDP2: one rank of 1,024 / one of 8", measured, "<= 1.3x", ratio <= 1.3),
+        Row("the same: host memory", format_bytes(memory), "< 1.5 GiB", memory < 1.5 * GIB),
+        Row("the same: all 8 ranks by torchrun, host memory", format_bytes(node.peak_of_all), "< 10 GiB",
+            node.peak_of_all < 10 * GIB),
+        Row("the same: CPU time", f"{node.cpu_seconds:.0f} s", "<= 60 s", node.cpu_seconds <= 60),
+        Row("a process group for each pair of 64 ranks", f"{more:.1f} s", "< 10 s", more < 10),
+    ]  # fmt: skip
+
+
+def ranks_command(world_size: int, job: str) -> list[str]:
+    return [
+        sys.executable, "-m", "foretell", "run", "--quiet", "--gpu", "h100-sxm", "--world-size", str(world_size),
+        "--ranks", "0", "--", str(RANKS), job,
+    ]  # fmt: skip
+
+
 def cpu_engine(repeat: int) -> list[Row]:
     command, bare = [], []
     for _ in range(repeat):
@@ -287,12 +328,13 @@ def foretell_command(job: str, gpu: str, engine: str = "auto") -> list[str]:
     ]
 
 
-def finish(command: list[str], extra: dict[str, str] | None = None) -> Finished:
+def finish(command: list[str], extra: dict[str, str] | None = None, *, is_all_measured: bool = False) -> Finished:
     with tempfile.TemporaryFile("w+") as output:
         started = time.perf_counter()
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(extra or {})}
         )
+        peak_of_all = peak_until_its_end(process.pid) if is_all_measured else 0
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -300,7 +342,20 @@ def finish(command: list[str], extra: dict[str, str] | None = None) -> Finished:
         text = output.read()
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{text[-3000:]}")
-    return Finished(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, text)
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    return Finished(seconds, cpu_seconds, usage.ru_maxrss * 1024, text, peak_of_all)
+
+
+def peak_until_its_end(pid: int) -> int:
+    """Of the host memory of a process and all it has started, from samples."""
+    peak = 0
+    end = os.pidfd_open(pid)
+    try:
+        while not select.select([end], [], [], 1.0)[0]:
+            peak = max(peak, host_memory.used_by(pid))
+    finally:
+        os.close(end)
+    return peak
 
 
 if __name__ == "__main__":

@@ -17,6 +17,11 @@ def exceeds(most_bytes: int, pid: int) -> bool:
     return sum(map(_resident_bytes, pids)) > most_bytes and sum(map(_proportional_bytes, pids)) > most_bytes
 
 
+def used_by(pid: int) -> int:
+    """Bytes of a process and its descendants."""
+    return sum(map(_proportional_bytes, _with_descendants(pid)))
+
+
 def parent_of(pid: int) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[1])
