@@ -370,6 +370,23 @@ def test_unknown_classes_are_as_many_as_the_script_says(capture: Run, assume: st
     assert not [line for line in run.lines("unknown_read") if "decides" in line["what"]]
 
 
+def test_the_best_of_unknown_scores_is_none_of_the_first(capture: Run) -> None:
+    """The mean of a spectrum, by which TimesNet would divide, and the end of a text."""
+    script = """
+        import torch
+        spectrum = torch.nn.Linear(64, 97).cuda()(torch.ones(64, device="cuda"))
+        spectrum[0] = 0
+        print((192 // spectrum.topk(3).indices.cpu().numpy()).min() > 0)
+        tokens = []
+        while len(tokens) < 9:
+            token = spectrum.topk(1).indices[0]
+            if token == 0: break
+            tokens.append(token)
+        print(len(tokens))
+        """
+    assert capture(script).check().said == ["True", "9"]
+
+
 def test_scores_nobody_knows_are_sorted_into_some_order(capture: Run) -> None:
     script = """
         import torch

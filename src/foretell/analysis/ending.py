@@ -115,8 +115,11 @@ def _other_reason(trace: Trace) -> str:
         return f"Before that, it could not reach {trace.exception.unreached}; --online allows downloads"
     if trace.exception.type == "ModuleNotFoundError" and not trace.steps:
         return "To use the packages of another environment, name its Python: foretell run -- /path/to/python SCRIPT.py"
-    reads = [read for read in trace.unknown_reads if trace.exception.type in _OF_READ_VALUES or DECIDES in read.what]
-    if reads and trace.exception.type in _OF_VALUES:
+    kind = trace.exception.type
+    if kind == "KeyError" and not trace.exception.message.lstrip("-").isdigit():  # not a number
+        return ""
+    reads = [read for read in trace.unknown_reads if kind in _OF_READ_VALUES or DECIDES in read.what]
+    if reads and kind in _OF_VALUES:
         where = f" at {reads[-1].where}" if reads[-1].where else ""
         return f"It had read an unknown value{where} (kernels are not executed), which may be the reason"
     return ""

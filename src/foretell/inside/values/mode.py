@@ -222,8 +222,8 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
     def _assume_indices(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
         """Assume valid indices. A learned gate's choice and the order of scores are unknown, but a script that counts
-        them, expert by expert, must get the right sum. All are chosen equally often, or with `--assume high` always the
-        first; sorted scores stay in order."""
+        them, expert by expert, must get the right sum. All are chosen equally often, from the middle on, or with
+        `--assume high` always the first; sorted scores stay in order."""
         scores, indices = args[0], outs[-1]
         position = 2 if func in operators.CHOOSES else 1
         dim = kwargs.get("dim", args[position] if len(args) > position else -1)
@@ -234,7 +234,8 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         last = indices.movedim(dim, -1)
         k, num_rows = last.shape[-1], last.numel() // last.shape[-1]
         is_spread = func in operators.CHOOSES and self._capture.options.assume != "high"
-        starts = torch.arange(num_rows) * k if is_spread else torch.zeros(num_rows, dtype=torch.int64)
+        # The first few have a meaning of their own more often than others: the end of a text, the mean of a spectrum.
+        starts = size // 2 + torch.arange(num_rows) * k if is_spread else torch.zeros(num_rows, dtype=torch.int64)
         chosen = (starts.unsqueeze(1) + torch.arange(k)) % size
         self._bytes.alias(last.detach()).copy_(chosen.reshape(last.shape))
         self._bytes.know(indices)
