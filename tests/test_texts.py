@@ -252,7 +252,7 @@ def results() -> Iterator[tuple[str, Estimate, int]]:
             redirected_writes=("a", "b"), not_sent=("wandb",),
             isolation=Isolation(mode="kernel", read_only=("/mnt/usb",)),
             ended_early=("the dataloader was stopped after 3 steps",),
-            seconds={"total": 14.2, "script": 12.9, "import_torch": 2.5, "analysis": 0.7},
+            seconds={"total": 24.2, "script": 12.9, "import_torch": 2.5, "analysis": 0.7, "earlier_runs": 10.0},
         ),
         WIDTH,
     )  # fmt: skip
@@ -342,6 +342,11 @@ def test_caveats(golden: Any, tmp_path: Path) -> None:
     CaptureFolder(several.directory, pid=200).torch().end(0, MIB, (512, MIB))
     devices = [device(0, MIB, (512, MIB)), {**device(0, 3 * MIB, (512, 3 * MIB)), "device": 1}]
     several.journal("end", devices=devices)
+    on_the_cpu = CaptureFolder(new()).torch()
+    on_the_cpu.history(("segment_alloc", SEGMENT, 2 * MIB, 1), ("alloc", SEGMENT, 1000, 2))
+    for step in (0, 1):
+        on_the_cpu.step(step, 6 + step, 1024, 2 * MIB, (1024, 2 * MIB))
+    on_the_cpu.end(1024, 2 * MIB, (1024, 2 * MIB))
     no_history = trained()
     (no_history.directory / "history-100-0.marshal").unlink()
     other_history = CaptureFolder(new()).torch().history(("segment_alloc", SEGMENT, 2 * MIB, 1)).end(
@@ -378,6 +383,7 @@ def test_caveats(golden: Any, tmp_path: Path) -> None:
         "profiler": trained().native(4, "cuptiActivityEnable", 0).trace(),
         "killed at exit": trained().trace(exit_status=-6),
         "os._exit": replace(trained().trace(), is_ended=False),
+        "steps without the GPU": on_the_cpu.trace(),
         "a thread failed": trained()
         .journal("exception", 11, type="ValueError", message="bad", where="train.py:3", is_oom=False)
         .trace(),

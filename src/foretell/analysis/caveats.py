@@ -233,6 +233,16 @@ def no_step(known: Known) -> Iterator[str]:
         yield "no optimizer step was seen; this is the peak of the whole run"
 
 
+def trained_elsewhere(known: Known) -> Iterator[str]:
+    """A model that was never moved to the GPU trains on the CPU, even if something else is on the GPU."""
+    trace = known.trace
+    if len(trace.steps) < 2 or not trace.memory.time_us or _calls(trace, "cudaGraphLaunch"):
+        return
+    first, last = trace.steps[0].time_us, trace.steps[-1].time_us
+    if not any(first < time_us <= last for time_us in trace.memory.time_us):
+        yield "no GPU memory was allocated in any step after the first: the script may have trained on the CPU"
+
+
 def crash_at_the_end(known: Known) -> Iterator[str]:
     if crashed_after_its_end(known.trace):
         name = signal_name(-known.trace.exit_status)
@@ -267,6 +277,7 @@ REASONS: tuple[Callable[[Known], Iterator[str]], ...] = (
     batches_differ,
     larger_batches,
     no_step,
+    trained_elsewhere,
     crash_at_the_end,
     no_last_word,
     failure_elsewhere,

@@ -392,6 +392,8 @@ def _run(estimate: Estimate) -> RenderableType:
         table.add_row("orders", Text(order_words(estimate.orders)))
     for what in estimate.ended_early:
         table.add_row("ended early", Text(what))
+    if "earlier_runs" in estimate.seconds:
+        table.add_row("run again", Text("with whole loops; with one that foretell ended early, the script failed"))
     if estimate.num_unknown_reads:
         count = estimate.num_unknown_reads
         table.add_row("values", Text(f"{count:,} unknown {'value' if count == 1 else 'values'} read, to show or keep"))
@@ -411,7 +413,7 @@ def _time(seconds: dict[str, float]) -> str:
         analysis = f"; analysis {seconds['analysis']:.1f} s" if "analysis" in seconds else ""
         text += f" (script {seconds['script']:.1f} s{of_which}{analysis})"
     if "earlier_runs" in seconds:
-        text += f"; {seconds['earlier_runs']:.1f} s in runs with loops cut short"
+        text += f"; {seconds['earlier_runs']:.1f} s in earlier runs"
     return f"{text}; {seconds['need']:.1f} s to find the need" if "need" in seconds else text
 
 
