@@ -370,6 +370,21 @@ def test_unknown_classes_are_as_many_as_the_script_says(capture: Run, assume: st
     assert not [line for line in run.lines("unknown_read") if "decides" in line["what"]]
 
 
+@pytest.mark.parametrize(("assume", "lengths"), [("low", [0, 0]), ("typical", [9, 9])])
+def test_texts_whose_end_is_unknown_are_long(capture: Run, assume: str, lengths: list[int]) -> None:
+    """As in TRL's GRPO: what comes after the first end is taken away, on the host."""
+    script = """
+        import torch
+        texts = torch.nn.Linear(64, 5000).cuda()(torch.ones(2, 9, 64, device="cuda")).argmax(-1)
+        is_end = texts == 3
+        end = torch.full((2,), 9, dtype=torch.long, device="cuda")
+        end[is_end.any(dim=1)] = is_end.int().argmax(dim=1)[is_end.any(dim=1)]
+        mask = (torch.arange(9, device="cuda").expand(2, -1) <= end.unsqueeze(1)).int()
+        print([len(text[own].tolist()) for text, own in zip(texts.cpu(), mask.bool().cpu())])
+        """
+    assert capture(script, assume=assume).check().said == [str(lengths)]
+
+
 def test_the_best_of_unknown_scores_is_none_of_the_first(capture: Run) -> None:
     """The mean of a spectrum, by which TimesNet would divide, and the end of a text."""
     script = """

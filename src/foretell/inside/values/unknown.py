@@ -2,7 +2,8 @@
 
 A float is 1.0 and falls a little with each step of the optimizer, as a loss does: early stopping does not set in. An
 integer is 0, or 1 if something is divided by it. Where such a number would end a loop, another one is found
-(comparisons.py). A condition gets the answer that goes on (branches.py), or else False.
+(comparisons.py). A condition gets the answer that goes on (branches.py), or else False; a mask of several dimensions is
+true.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class UnknownReads:
         if answer is not None:
             return int(answer)
         if source.dtype is torch.bool:
+            if source.dim() > 1 and source.numel() > 1:  # which tokens of each text count: all of them, as in the longest
+                return int(self._capture.options.assume != "low")
             # torch.distributions validates its arguments in a separate function, and raises elsewhere.
             return int(f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename)
         is_integer = source.dtype in INTEGERS
