@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import urllib.error
+from subprocess import CalledProcessError
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,15 @@ def test_a_hub_that_is_offline_is_named_with_the_repository() -> None:
     code = from_pretrained.__code__
     function = type(from_pretrained)(code, transformers)
     assert Network().wanted_by(raised(function, "bert-base-cased")) == "bert-base-cased from huggingface.co"
+
+
+def load_dataset(path: str) -> None:
+    raise ConnectionError(f"Couldn't reach '{path}' on the Hub (OfflineModeIsEnabled)")
+
+
+def test_a_data_set_is_named_although_the_error_is_not_chained_to_that_of_the_hub() -> None:
+    function = type(load_dataset)(load_dataset.__code__, {**globals(), "__name__": "datasets.load"})
+    assert Network().wanted_by(raised(function, "cifar10")) == "cifar10 from huggingface.co"
 
 
 def test_a_host_is_named_once_it_was_asked_for() -> None:
@@ -74,6 +84,13 @@ def test_an_error_that_only_quotes_the_failures_is_about_the_first_host() -> Non
 )
 def test_a_script_that_saw_that_it_is_offline_wanted_a_download(text: str, wanted: str | None) -> None:
     assert Network().wanted_by(LookupError(text)) == wanted
+
+
+@pytest.mark.parametrize("command", [["wget", "https://example.org/x.zip"], "curl http://me:key@example.org:80/x"])
+def test_a_program_that_could_not_download_names_its_host(command: str | list[str]) -> None:
+    assert Network().wanted_by(CalledProcessError(6, command)) == "example.org"
+    assert Network().wanted_by(CalledProcessError(6, "curl http://localhost:80/x")) is None
+    assert Network().wanted_by(CalledProcessError(1, ["make", "data"])) is None
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), FileNotFoundError(2, "x"), KeyError("huggingface.co")])

@@ -18,6 +18,7 @@ CLIENTS = ("requests.", "urllib3.", "urllib.error.", "httpx.", "httpcore.", "aio
 HUB_OFFLINE = ("OfflineModeIsEnabled", "LocalEntryNotFoundError", "OfflineModeIsEnabledError")
 SAYS_OFFLINE = re.compile(r"offline mode|_OFFLINE\b", re.IGNORECASE)
 """Scripts and libraries look at the variables that `offline` has set, and give up without trying."""
+URL = re.compile(r"(?:https?|ftp|git|ssh)://(?:[^/@\s]+@)?([\w.-]+)")
 HUB = "huggingface.co"
 HUB_PACKAGES = ("huggingface_hub", "transformers", "datasets", "diffusers", "timm", "evaluate")
 REPOSITORY_VARIABLES = ("repo_id", "path_or_repo_id", "pretrained_model_name_or_path", "hf_hub_id", "model_id", "path")
@@ -74,12 +75,15 @@ class Network:
     def wanted_by(self, error: BaseException) -> str | None:
         """What the error would not have been raised with; None if it is about something else."""
         for each in _chain(error):
-            if type(each).__name__ in HUB_OFFLINE:
+            # datasets raises another error in the place of this one, with its name in the text.
+            if type(each).__name__ in HUB_OFFLINE or any(name in str(each) for name in HUB_OFFLINE):
                 repository = next(filter(None, map(_repository, _chain(error))), None)
                 return f"{repository} from {HUB}" if repository else HUB
         if self._host is not None and any(map(_is_about_a_connection, _chain(error))):
             return self._host
         quoted = next(filter(None, map(self._quoted, _chain(error))), None)
+        if quoted is None:
+            quoted = next(filter(None, map(_downloaded, _chain(error))), None)
         if quoted is None and any(SAYS_OFFLINE.search(str(each)) for each in _chain(error)):
             return "a download"
         return quoted
@@ -110,6 +114,13 @@ def _chain(error: BaseException | None) -> list[BaseException]:
         inner = reason if isinstance(reason, BaseException) else None
         error = inner or error.__cause__ or error.__context__
     return found
+
+
+def _downloaded(error: BaseException) -> str | None:
+    """The host in the command that failed: `wget https://...`."""
+    command = getattr(error, "cmd", None)  # of subprocess's
+    found = URL.search(command if isinstance(command, str) else " ".join(map(str, command or ())))
+    return _remote(found[1]) if found else None
 
 
 def _is_about_a_connection(error: BaseException) -> bool:
