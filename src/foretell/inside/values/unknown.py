@@ -59,7 +59,7 @@ class UnknownReads:
         if answer is not None:
             return int(answer)
         if source.dtype is torch.bool:
-            if source.dim() > 1 and source.numel() > 1:  # which tokens of each text count: all of them, as in the longest
+            if source.dim() > 1 and source.numel() > 1:  # which tokens of each text count: all
                 return int(self._capture.options.assume != "low")
             # torch.distributions validates its arguments in a separate function, and raises elsewhere.
             return int(f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename)
