@@ -17,6 +17,7 @@ from foretell.analysis.verdict import estimate_of
 from foretell.analysis.what_if import what_if
 from foretell.errors import UsageError
 from foretell.inside.capture import Capture
+from foretell.inside.patches import Patches
 from foretell.inside.watch.operators import Operators as RecordingOfOperators
 from foretell.jobs import CaptureOptions
 from foretell.time import chrome_trace, performance_of, work_of
@@ -27,7 +28,7 @@ from foretell.time.queue import Host, play, union
 from foretell.time.rates import sustained_flops
 from foretell.time.rules import load_of, parse
 from foretell.time.work import Item, Product, Work, _add_host
-from foretell.trace import BatchMark, Operators, RecordedStep
+from foretell.trace import BatchMark, Captures, Operators, RecordedStep
 from warm_runs import WarmRuns
 
 A100 = gpus.find("a100-40gb")
@@ -90,6 +91,35 @@ def test_causal_attention_computes_half_of_what_full_attention_does() -> None:
     assert causal.flops == full.flops / 2
 
 
+def test_a_compiled_kernel_moves_its_arguments_but_of_a_table_only_what_it_is_about() -> None:
+    table = ["float32", [50_000, 128], "contiguous", True]
+    load = load_of(parse(json.dumps(["foretell::compiled_pointwise", [FULL, table, 64 * 128]])), ())
+    assert load.bytes == 2 * 64 * 128 * 4
+    assert load.is_known
+
+
+def test_a_product_that_inductor_wrote_computes_as_any_other() -> None:
+    a, b, c = (["float16", [*sizes], "contiguous", True] for sizes in ((64, 32), (32, 128), (64, 128)))
+    load = load_of(parse(json.dumps(["foretell::compiled_template", [a, b, c]])), ("triton_tem_fused_mm_0",))
+    assert load.flops == pytest.approx(2 * 64 * 32 * 128)
+
+
+def test_a_kernel_that_the_script_brings_is_not_known() -> None:
+    load = load_of(parse(json.dumps(["foretell::triton_kernel", [FULL, FULL]])), ("add_kernel",))
+    assert load.bytes == 2 * 64 * 128 * 4
+    assert not load.is_known
+
+
+def test_interpolating_contiguous_images_takes_an_access_to_memory_for_each_channel() -> None:
+    def interpolated(layout: str) -> float:
+        image = ["float16", [256, 512, 7, 7], layout, True]
+        load = load_of(parse(json.dumps(["aten::upsample_bilinear2d", [image, None, False, 2.0, 2.0]])), ())
+        item = Item(issued_us=0, kernel_class=load.kernel_class, bytes=load.bytes, rounds=load.rounds)
+        return seconds(item, A100, constants())
+
+    assert interpolated("contiguous") > 10 * interpolated("channels_last")
+
+
 def test_an_operator_without_the_tensors_of_its_rule_is_unknown() -> None:
     on_cpu = ["float32", [64, 128], "contiguous", False]
     for name in ("native_batch_norm", "convolution_backward", "native_dropout", "embedding_dense_backward"):
@@ -100,12 +130,16 @@ def test_a_profiler_that_fails_leaves_the_script_alone() -> None:
     failures: list[str] = []
     names = ("after_step", "before_evaluation", "on_phase", "on_batch", "before_end")
     hooks: dict[str, list[Any]] = {name: [] for name in names}
-    capture: Any = SimpleNamespace(**hooks, num_steps=1, hook_failed=lambda name, error: failures.append(name))
+    capture: Any = SimpleNamespace(
+        **hooks, num_steps=1, num_graph_steps=0, is_capturing_graph=False, patches=Patches(),
+        imports=SimpleNamespace(when_imported=lambda name, call: None),
+        hook_failed=lambda name, error: failures.append(name),
+    )  # fmt: skip
     capture.guarded = lambda name, call: Capture.guarded(capture, name, call)
     RecordingOfOperators(capture).install(SimpleNamespace())  # a torch without a profiler
     for call in capture.after_step:
         call()
-    assert failures == ["the operators of a step"]
+    assert failures == ["CUDA graphs", "the operators of a step"]
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -185,6 +219,14 @@ def test_a_step_of_short_kernels_takes_as_long_as_the_host_does() -> None:
     items = [kernel(num_operators=3) for _ in range(10)]
     played = play(work(*items), [1e-7] * 10, HOST)
     assert played.period == pytest.approx(10 * (3e-6 + 4e-6), rel=0.05)
+
+
+def test_the_host_issues_a_graph_at_once() -> None:
+    kernels = [kernel(num_operators=1) for _ in range(100)]
+    graph = [kernel(is_replayed=number > 0) for number in range(100)]
+    one_by_one, at_once = (play(work(*items), [1e-6] * 100, HOST).period for items in (kernels, graph))
+    assert at_once == pytest.approx(100e-6, rel=0.1)
+    assert one_by_one > 4 * at_once
 
 
 def test_a_synchronization_adds_the_time_of_host_and_gpu() -> None:
@@ -318,7 +360,7 @@ def test_time_of_a_loader_is_what_loading_takes_without_hooks() -> None:
     shape = BatchMark(loader=0, index=1, step=2, shape=0, num_elements=8, num_samples=8)
     trace = SimpleNamespace(
         operators=slow, signatures=('["enumerate(DataLoader)#next",[]]', '["aten::select",[]]'),
-        batches=(replace(shape, step=1, took_us=300), shape, replace(shape, step=3, took_us=200)),
+        batches=(replace(shape, step=1, took_us=300), shape, replace(shape, step=3, took_us=200)), captures=Captures(),
     )
     found = [Item(issued_us=1005)]
     _add_host(found, trace, step, 1.0)  # type: ignore[arg-type]
@@ -370,6 +412,43 @@ with torch.inference_mode():
         model(torch.zeros(64, 1024, device="cuda"))
 """
 
+GRAPHS = """
+import torch
+model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(20))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(64, 128, device="cuda")
+
+def step():
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+if {is_captured}:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    step = graph.replay
+for _ in range(5):
+    step()
+"""
+COMPILED = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+call = torch.compile(lambda x: torch.nn.functional.gelu(model(x)).sum(-1)) if {is_compiled} else (
+    lambda x: torch.nn.functional.gelu(model(x)).sum(-1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    call(torch.ones(8192, 1024, device="cuda")).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 
 @pytest.fixture
 def runs(warm_runs: WarmRuns) -> WarmRuns:
@@ -419,3 +498,29 @@ def test_a_script_that_only_calls_a_model_has_the_time_of_a_pass(runs: WarmRuns,
     found = runs.run(script, gpu="a100-40gb", time=True).result
     assert found["time"]["kind"] == "inference"
     assert [each["class"] for each in found["kernels"]][:2] in (["gemm", "elementwise"], ["elementwise", "gemm"])
+
+
+def test_a_step_in_a_graph_has_the_same_work_and_less_of_the_host(runs: WarmRuns, tmp_path: Path) -> None:
+    found = []
+    for is_captured in (False, True):
+        script = tmp_path / f"{is_captured}.py"
+        script.write_text(GRAPHS.format(is_captured=is_captured))
+        found.append(runs.run(script, gpu="a100-40gb", time=True).result)
+    eager, captured = found
+    assert captured["time"]["gpu_busy_ms"] == pytest.approx(eager["time"]["gpu_busy_ms"], rel=0.1)
+    assert captured["time"]["host_ms"] < 0.2 * eager["time"]["host_ms"]
+    assert (eager["time"]["bound"], captured["time"]["bound"]) == ("host", "gpu")
+    assert {"forward", "backward", "optimizer"} <= set(captured["time"]["phases"])
+
+
+def test_a_compiled_step_moves_fewer_bytes_than_one_that_is_not(runs: WarmRuns, tmp_path: Path) -> None:
+    found = []
+    for is_compiled in (False, True):
+        script = tmp_path / f"{is_compiled}.py"
+        script.write_text(COMPILED.format(is_compiled=is_compiled))
+        found.append(runs.run(script, gpu="a100-40gb", time=True).result)
+    eager, compiled = found
+    classes = {each["class"]: each for each in compiled["kernels"]}
+    assert {"gemm", "fused"} <= set(classes)
+    assert compiled["unknown_share"] < 0.05
+    assert 0.4 * eager["time"]["gpu_busy_ms"] < compiled["time"]["gpu_busy_ms"] < eager["time"]["gpu_busy_ms"]

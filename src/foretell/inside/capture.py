@@ -32,6 +32,10 @@ class Capture:
         self.num_steps = 0
         self.num_backward_steps = 0
         """Those of them that are backward passes, because the script had no optimizer yet."""
+        self.num_graph_steps = 0
+        """Those of them that launch a CUDA graph which holds a whole step."""
+        self.has_step_in_graph = False
+        self.is_capturing_graph = False
         self.phase = "other"
         self.is_in_optimizer_step = False
         self.phases_seen: list[str] = []

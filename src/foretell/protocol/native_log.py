@@ -33,6 +33,8 @@ WAITS_FOR = ("device", "stream", "event")
 """What the host waits for."""
 EVENT_USES = ("record", "wait")
 """A stream records an event, or waits for one that another stream has recorded."""
+EDGES = ("begin", "end")
+"""Of the capture of a graph."""
 
 
 CUDA_DATA_TYPES = {
@@ -91,6 +93,7 @@ _CHOICES = {
     "route": ROUTES,
     "waits_for": WAITS_FOR,
     "use": EVENT_USES,
+    "edge": EDGES,
 }
 
 
@@ -164,8 +167,8 @@ LIBRARY_LOADED = _kind(
     "code_bytes", "", "", "", "", "device", is_call=True,
 )  # fmt: skip
 GRAPH_LAUNCH = _kind(
-    16, "graph_launch", "function", "a captured graph was launched",
-    "num_nodes", "", "", "", "", "device", is_call=True,
+    16, "graph_launch", "function", "a captured graph was launched; graph: the number of its capture",
+    "num_nodes", "graph", "", "", "", "device:8 stream:56", is_call=True,
 )  # fmt: skip
 NO_ADDRESS_SPACE = _kind(
     17, "no_address_space", "-", "the host limits address space, so memory was refused: foretell exits with 2",
@@ -185,9 +188,14 @@ EVENT_USE = _kind(
     21, "event_use", "function", "a stream recorded an event, or waited for one; event: its number",
     "use", "event", "", "", "", "device:8 stream:56",
 )  # fmt: skip
+CAPTURE = _kind(
+    22, "capture", "function",
+    "a stream began to capture a graph, or ended: the work between the two does not run; graph: its number",
+    "edge", "graph", "", "", "", "device:8 stream:56",
+)  # fmt: skip
 
 KINDS = (
     ALLOCATION, FREE, LAUNCH, LIBRARY_CALL, UNIMPLEMENTED, UNKNOWN_READ, OUT_OF_MEMORY, STATIC_RUNTIME, WORKSPACE,
     CONVOLUTION, MATRIX_PRODUCT, COLLECTIVE, RECURRENT, SPARSE, LIBRARY_LOADED, GRAPH_LAUNCH,
-    NO_ADDRESS_SPACE, COPY, MEMSET, SYNCHRONIZATION, EVENT_USE,
+    NO_ADDRESS_SPACE, COPY, MEMSET, SYNCHRONIZATION, EVENT_USE, CAPTURE,
 )  # fmt: skip

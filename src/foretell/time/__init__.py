@@ -10,9 +10,9 @@ from foretell.time.performance import (
     why_unknown,
     why_work_unknown,
 )
-from foretell.time.work import Work, work_of
+from foretell.time.work import LOOP_US, Work, work_of
 
 __all__ = [
-    "Work", "chrome_trace", "performance", "performance_of", "performance_where_known", "plain_milliseconds",
+    "LOOP_US", "Work", "chrome_trace", "performance", "performance_of", "performance_where_known", "plain_milliseconds",
     "plain_parts", "why_unknown", "why_work_unknown", "work_of",
 ]  # fmt: skip

@@ -43,6 +43,11 @@ def ancestors(operators: Operators, row: int) -> Iterator[int]:
         row = operators.parent[row]
 
 
+def is_within(time_us: int, spans: Iterable[tuple[int, int]]) -> bool:
+    """Whether one of the spans holds this time."""
+    return any(begin <= time_us <= end for begin, end in spans)
+
+
 def within(times: Iterable[int], begin_us: int, end_us: int) -> list[int]:
     """The rows of a table between two times."""
     return [row for row, time_us in enumerate(times) if begin_us <= time_us <= end_us]

@@ -51,7 +51,8 @@ def play(work: Work, durations: Sequence[float], host: Host) -> Played:
     for _ in range(ROUNDS):
         begin, spans, host_seconds = end, [], 0.0
         for item, duration in zip(work.items, durations, strict=True):
-            own = item.num_operators * host.operator + item.host_us * 1e-6 * host.factor + item.launches * host.launch
+            launching = item.host_launches * host.launch
+            own = item.num_operators * host.operator + item.host_us * 1e-6 * host.factor + launching
             clock += own
             host_seconds += own
             at = streams.get(item.stream, 0.0)
@@ -68,7 +69,7 @@ def play(work: Work, durations: Sequence[float], host: Host) -> Played:
                 continue
             clock = max(clock, queued[0])
             start = max(clock, at)
-            finish = start + max(duration, (item.launches - 1) * host.launch if start == clock else 0.0)
+            finish = start + max(duration, launching - host.launch if start == clock else 0.0)
             streams[item.stream] = finish
             queued.append(finish)
             spans.append((start, finish))

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from foretell.protocol.operators import LIST
+from foretell.protocol.operators import COMPILED, LIST
 
 ELEMENT_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int16": 2, "float16": 2, "bfloat16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
+
+COMPILED_NAMES = frozenset(name.rpartition("::")[2] for name in COMPILED.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Call:
     name: str
     """Without its namespace: `mm`."""
     inputs: tuple[Any, ...]
-    """Tensors, tuples of tensors, numbers, booleans and None."""
+    """Tensors, tuples of tensors, numbers, booleans and None; of lists of numbers, PyTorch's profiler tells none."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -77,6 +79,9 @@ class Load:
     bytes: float
     flops: float = 0.0
     is_known: bool = True
+    rounds: int = 0
+    """Accesses to memory that each thread makes one after the other, where the kernel's grid does not grow with the
+    work."""
 
 
 def parse(signature: str) -> Call:
@@ -227,6 +232,23 @@ def _pool(call: Call) -> Load:
     return Load("pool", first.bytes * 1.25 + first.elements / 4 * index)
 
 
+def _upsample(rounds: int) -> Callable[[Call], Load]:
+    """The output is written; what is read for each of its elements comes from caches, but for the input itself. Where
+    PyTorch's kernel interpolates in contiguous tensors, it has one thread for each position of an image, which goes
+    through all images and channels one by one, however few positions there are."""
+
+    def rule(call: Call) -> Load:
+        first = call.on_gpu[0]
+        scales = [value for value in call.inputs if type(value) is float]
+        larger = prod(scales) if scales else 4.0  # most double both sides
+        is_by_position = first.layout != "channels_last"
+        return Load(
+            "upsample", first.bytes * (1 + larger), rounds=rounds * prod(first.sizes[:2]) if is_by_position else 0
+        )
+
+    return rule
+
+
 def _pool_backward(call: Call) -> Load:
     tensors = call.on_gpu
     return Load("pool", tensors[0].bytes + sum(each.bytes for each in tensors[2:]) + 2 * tensors[1].bytes)
@@ -269,6 +291,32 @@ def _depthwise_backward(call: Call) -> Load:
     gradient, x, w = call.on_gpu[:3]
     flops = 4.0 * gradient.elements * prod(w.sizes[2:])
     return Load("depthwise_backward", 2 * gradient.bytes + 2 * x.bytes + w.bytes, flops)
+
+
+def _compiled(kernel_class: str) -> Callable[[Call], Load]:
+    """A kernel of Inductor reads and writes each argument once, and no more elements than it is about: of the table of
+    an embedding, only the rows that are asked for."""
+
+    def rule(call: Call) -> Load:
+        most = prod(call.integers) if call.integers else None
+        sizes = ((each.elements, ELEMENT_BYTES.get(each.dtype, 4)) for each in call.on_gpu)
+        return Load(kernel_class, sum(width * (count if most is None else min(count, most)) for count, width in sizes))
+
+    return rule
+
+
+def _compiled_template(call: Call) -> Load:
+    """A matrix product or attention that Inductor wrote itself: m x k and k x n, and the result, of m x n, last."""
+    tensors = [each for each in call.on_gpu if len(each.sizes) >= 2]
+    if len(tensors) < 3:
+        return Load("other", _inputs(call), is_known=False)
+    first, second, result = tensors[0], tensors[1], tensors[-1]
+    if len(first.sizes) == 4:
+        flops = 4.0 * first.elements * second.sizes[-2]
+        return Load("attention", _inputs(call), flops, is_known=False)  # what its mask leaves out is not known
+    batch = prod(result.sizes[:-2])
+    inner = (first.elements * second.elements / max(1, result.elements * batch)) ** 0.5
+    return Load("gemm", _inputs(call), 2.0 * result.elements * inner)
 
 
 def _attention(passes: float, *, is_inner: bool) -> Callable[[Call], Load]:
@@ -322,10 +370,14 @@ _RULES: dict[str, Callable[[Call], Load]] = {
     "roll": _times_largest("strided", 2), "flip": _times_largest("strided", 2), "constant_pad_nd":
     _times_largest("strided", 2), "im2col": _times_largest("strided", 3), "col2im": _times_largest("strided", 2),
     "reflection_pad2d": _times_largest("strided", 2), "pixel_shuffle": _times_largest("strided", 2),
-    "upsample_bilinear2d": _times_largest("upsample", 5), "upsample_nearest2d": _times_largest("upsample", 5),
-    "upsample_bicubic2d": _times_largest("upsample", 5), "upsample_bilinear2d_backward": _times_largest("upsample", 5),
+    "upsample_nearest2d": _upsample(0), "_upsample_nearest_exact2d": _upsample(0), "upsample_linear1d": _upsample(1),
+    "upsample_bilinear2d": _upsample(1), "upsample_bicubic2d": _upsample(1), "upsample_trilinear3d": _upsample(1),
+    "upsample_bilinear2d_backward": _times_largest("upsample", 5),
     "upsample_nearest2d_backward": _times_largest("upsample", 1.25), "slice_backward": _times_largest("elementwise", 2),
     "_conv_depthwise2d": _depthwise, "conv_depthwise3d": _depthwise, "convolution_backward": _depthwise_backward,
+    "compiled_pointwise": _compiled("fused"), "compiled_reduction": _compiled("fused_reduction"),
+    "compiled_template": _compiled_template,
+    "triton_kernel": lambda call: Load("fused", _inputs(call), is_known=False),
     "_flash_attention_forward": _attention(1.0, is_inner=True),
     "_efficient_attention_forward": _attention(1.0, is_inner=True),
     "_scaled_dot_product_cudnn_attention": _attention(1.0, is_inner=False),

@@ -6,15 +6,15 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from typing import Literal
 
-from foretell.protocol.native_log import CUDA_DATA_TYPES, CUDNN_DATA_TYPES, DIRECTIONS, EVENT_USES, ROUTES
+from foretell.protocol.native_log import CUDA_DATA_TYPES, CUDNN_DATA_TYPES, DIRECTIONS, EDGES, EVENT_USES, ROUTES
 from foretell.records import Phase
-from foretell.time.linking import Callers, within
-from foretell.time.rules import ELEMENT_BYTES, Call, Tensor, load_of, parse
+from foretell.time.linking import Callers, is_within, within
+from foretell.time.rules import COMPILED_NAMES, ELEMENT_BYTES, Call, Tensor, load_of, parse
 from foretell.trace import ACTIONS, RecordedStep, Trace
 
 Unit = Literal["tensor", "tf32", "fp32", "fp64"]
@@ -68,9 +68,13 @@ class Item:
     threads: int = 256
     """Of a block."""
     shared_bytes: int = 0
+    rounds: int = 0
+    """As of a load (rules.py)."""
     is_known: bool = True
     is_blocking: bool = False
     to_host: bool = False
+    is_replayed: bool = False
+    """Part of a CUDA graph, beside its first piece: the host does not issue it."""
     event: int = 0
     phase: Phase = "other"
     module: str | None = None
@@ -78,6 +82,11 @@ class Item:
     """Calls of operators since the item before, for the time of the host."""
     host_us: float = 0.0
     """The script's own work since the item before: operators on the CPU, loading, long gaps."""
+
+    @property
+    def host_launches(self) -> int:
+        """Launches that the host issues one by one."""
+        return 0 if self.is_replayed else self.launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +99,7 @@ class Work:
     wall_us: float
     num_samples: int | None
     num_graphs: int
-    """Launches of CUDA graphs, whose kernels are not known."""
+    """Launches of CUDA graphs whose work is not known: they were captured before foretell could record it."""
     worker_us: float | None = None
     """Until the DataLoader's workers have the batches of a step; None: not known, or there are none."""
     tail_operators: int = 0
@@ -110,6 +119,8 @@ LONG_OPERATOR_US = 150
 MOST_BYTES_A_THREAD = 256
 """Of an elementwise kernel: 16 elements of four tensors in fp32."""
 _LOADER = "enumerate(DataLoader)"
+AS_NEIGHBOURS = -2
+"""The stream of a call of a library, which is not logged: that of the kernel before."""
 
 
 def work_of(trace: Trace) -> Work | None:
@@ -126,6 +137,9 @@ class _Reader:
         step = trace.recorded_step
         assert step is not None
         self._step = step
+        self._captures = captures_of(trace)
+        self._span = step.begin_us, step.end_us
+        """The rows that are read: those of the step, or of a capture."""
         self._cpu_speed = LOOP_US / step.loop_us if step.loop_us else 1.0
         self._callers = Callers(trace.operators)
         self._device = trace.busiest_device
@@ -133,22 +147,15 @@ class _Reader:
         self._call = cache(lambda number: parse(trace.signatures[number]))
 
     def work(self) -> Work:
-        items = sorted(self._items(), key=lambda item: item.issued_us)
+        launches, num_unknown = self._launched_graphs()
+        own = self._read((self._step.begin_us, self._step.end_us))
+        items = sorted([*own, *launches], key=lambda item: item.issued_us)
         tail = _add_host(items, self._trace, self._step, self._cpu_speed)
         for item in items:
             item.host_us *= self._cpu_speed
-        phases = [time_us for time_us, _ in self._step.phases]
-        for item in items:
-            at = bisect_right(phases, item.issued_us) - 1
-            item.phase = self._step.phases[max(at, 0)][1] if phases else "other"
-            if self._step.kind == "inference":
-                item.phase = "evaluation"
-            item.module = self._modules.at(item.issued_us)
         wall_us = self._step.end_us - self._step.begin_us
         loader_us = self._cpu_speed * sum(_loading(self._trace, self._step).values())
         batches = [b for b in self._trace.batches if b.step == self._step.step]
-        graphs = self._trace.library
-        names = self._trace.names
         return Work(
             items=tuple(items),
             kind=self._step.kind,
@@ -157,10 +164,7 @@ class _Reader:
             worker_us=self._worker_us(len(batches)),
             wall_us=max(0, wall_us - self._step.delay_us),
             num_samples=sum(b.num_samples for b in batches) or None if self._step.kind == "training" else None,
-            num_graphs=sum(
-                "GraphLaunch" in names[graphs.name[row]]
-                for row in within(graphs.time_us, self._step.begin_us, self._step.end_us)
-            ),
+            num_graphs=num_unknown,
             tail_operators=tail[0],
             tail_host_us=tail[1] * self._cpu_speed,
         )
@@ -170,12 +174,55 @@ class _Reader:
         workers = max((each.num_workers for each in self._trace.loaders or ()), default=0)
         return self._cpu_speed * measured[-1] * max(1, num_batches) / workers if measured and workers else None
 
+    def _launched_graphs(self) -> tuple[list[Item], int]:
+        """The work of the graphs that the step launches, and how many of them are not known."""
+        table, found, num_unknown = self._trace.graph_launches, [], 0
+        captured = cache(self._captured)
+        for at in within(table.time_us, self._step.begin_us, self._step.end_us):
+            nodes = captured(table.graph[at]) if table.graph[at] in self._captures else ()
+            num_unknown += not nodes
+            for number, node in enumerate(nodes):
+                found.append(
+                    replace(node, issued_us=table.time_us[at], stream=table.stream[at], is_replayed=number > 0)
+                )
+        if not table.time_us:  # a file from before graphs were recorded
+            library, names = self._trace.library, self._trace.names
+            rows = within(library.time_us, self._step.begin_us, self._step.end_us)
+            num_unknown = sum("GraphLaunch" in names[library.name[row]] for row in rows)
+        return found, num_unknown
+
+    def _captured(self, graph: int) -> tuple[Item, ...]:
+        """The nodes of a graph, as on one stream."""
+        return tuple(item for item in self._read(self._captures[graph]) if item.launches)
+
+    def _phase_at(self, time_us: int) -> Phase:
+        phases = self._step.phases
+        if self._step.kind == "inference" or not phases:
+            return "evaluation" if self._step.kind == "inference" else "other"
+        return phases[max(0, bisect_right(phases, time_us, key=lambda each: each[0]) - 1)][1]
+
+    def _read(self, span: tuple[int, int]) -> list[Item]:
+        self._span = span
+        found = sorted(self._items(), key=lambda item: item.issued_us)
+        streams = [item.stream for item in found if item.kind == "kernel" and item.stream != AS_NEIGHBOURS]
+        stream = streams[0] if streams else 0
+        for item in found:
+            item.module, item.phase = self._modules.at(item.issued_us), self._phase_at(item.issued_us)
+            if item.stream == AS_NEIGHBOURS:
+                item.stream = stream
+            elif item.kind == "kernel":
+                stream = item.stream
+        return found
+
     def _rows(self, times: array[int]) -> list[int]:
-        return within(times, self._step.begin_us, self._step.end_us)
+        """Without what was captured meanwhile."""
+        inner = [each for each in self._captures.values() if self._span[0] < each[0] and each[1] < self._span[1]]
+        rows = within(times, *self._span)
+        return [row for row in rows if not is_within(times[row], inner)] if inner else rows
 
     def _caller(self, time_us: int) -> int:
         row = self._callers.at(time_us)
-        while row >= 0 and self._operator(row).name in _TRANSPARENT:
+        while row >= 0 and _is_transparent(self._operator(row).name):
             row = self._trace.operators.parent[row]
         return row
 
@@ -202,6 +249,7 @@ class _Reader:
             yield Item(
                 kernel_class="gemm" if batch == 1 else "bmm",
                 name="matrix product",
+                stream=AS_NEIGHBOURS,
                 issued_us=table.time_us[at],
                 bytes=float(batch * (width * (m * k + k * n) + out * m * n)),
                 flops=2.0 * m * n * k * batch,
@@ -228,6 +276,7 @@ class _Reader:
             yield Item(
                 kernel_class=kind + ("_nhwc" if layout == "channels_last" else ""),
                 name="convolution",
+                stream=AS_NEIGHBOURS,
                 issued_us=table.time_us[at],
                 bytes=float(table.x_bytes[at] + table.y_bytes[at] + table.w_bytes[at]),
                 flops=2.0 * table.multiply_adds[at],
@@ -248,8 +297,9 @@ class _Reader:
                 total += ELEMENT_BYTES.get(dtype, 4) * (cells * steps / 4 + 4 * steps * batch * (width + 2 * hidden))
                 width = hidden * max(1, table.num_directions[at])
             yield Item(
-                kernel_class="recurrent", name="recurrent net", issued_us=table.time_us[at], bytes=total, flops=flops,
-                unit=_unit(dtype, is_tf32=False), launches=max(1, steps * table.num_layers[at]),
+                kernel_class="recurrent", name="recurrent net", stream=AS_NEIGHBOURS, issued_us=table.time_us[at],
+                bytes=total, flops=flops, unit=_unit(dtype, is_tf32=False),
+                launches=max(1, steps * table.num_layers[at]),
                 product=Product(m=batch, n=hidden, k=hidden, batch=1),
             )  # fmt: skip
 
@@ -276,7 +326,7 @@ class _Reader:
             load = load_of(call, ())
             yield Item(
                 kernel_class=load.kernel_class, name=call.name, issued_us=library.time_us[at], bytes=load.bytes,
-                flops=load.flops, is_known=load.is_known,
+                flops=load.flops, is_known=load.is_known, stream=AS_NEIGHBOURS,
             )  # fmt: skip
 
     def _item_of(self, row: int, launches: Sequence[int]) -> Item:
@@ -302,9 +352,11 @@ class _Reader:
             # Its threads do not loop. A kernel whose time is at the edge of an operator may belong to the next one.
             threads = sum(count * _threads(table.block[at]) for count, at in zip(blocks, launches, strict=True))
             item.bytes = min(item.bytes, MOST_BYTES_A_THREAD * threads)
-        item.is_known = load.is_known
+        item.is_known, item.rounds = load.is_known, load.rounds
+        if call.name in COMPILED_NAMES:
+            item.name = names[0]
         largest_tensor = call.largest
-        if load.kernel_class == "attention" and largest_tensor is not None:
+        if load.flops and load.kernel_class in ("attention", "gemm") and largest_tensor is not None:
             item.unit = _unit(largest_tensor.dtype, is_tf32=False)
         return item
 
@@ -366,14 +418,17 @@ class _Modules:
 def _add_host(items: Sequence[Item], trace: Trace, step: RecordedStep, cpu_speed: float) -> tuple[int, float]:
     """What the host does before each item: operators it calls, and the script's own time. Returns that of the end."""
     operators, begin_us, end_us, cpu_us = trace.operators, step.begin_us, step.end_us, step.cpu_us
+    inner = list(captures_of(trace).values())
     times = [item.issued_us for item in items]
     loading = _loading(trace, step)
     counts, own, loader = [0] * (len(items) + 1), [0.0] * (len(items) + 1), [0.0] * (len(items) + 1)
     is_on_gpu = [bool(parse(text).on_gpu) for text in trace.signatures]
     covered = begin_us
     loaded_until = begin_us
-    for row in sorted(range(len(operators.begin_us)), key=operators.begin_us.__getitem__):
+    for row in sorted(within(operators.begin_us, begin_us, end_us), key=operators.begin_us.__getitem__):
         begin, end, number = operators.begin_us[row], operators.end_us[row], operators.signature[row]
+        if inner and is_within(begin, inner):
+            continue
         at = bisect_right(times, begin)
         if operators.parent[row] < 0:
             if begin - covered > LONG_GAP_US:
@@ -392,12 +447,28 @@ def _add_host(items: Sequence[Item], trace: Trace, step: RecordedStep, cpu_speed
     if items and end_us - covered > LONG_GAP_US:
         own[-1] += end_us - covered - LONG_GAP_US
     # The clock also ran while other processes had the CPU; waiting for a loader is no work of this process.
-    hooked = HOOKED_US[0] + HOOKED_US[1] * sum(counts) + HOOKED_US[2] * sum(item.launches for item in items)
+    hooked = HOOKED_US[0] + HOOKED_US[1] * sum(counts) + HOOKED_US[2] * sum(item.host_launches for item in items)
     worked = max(0.0, cpu_us - step.loading_us - hooked / cpu_speed)
     share = min(1.0, worked / max(1.0, sum(own)))
     for item, count, own_us, loader_us in zip(items, counts, own, loader, strict=False):
         item.num_operators, item.host_us = count, share * own_us + loader_us
     return counts[-1], share * own[-1] + loader[-1]
+
+
+def _is_transparent(name: str) -> bool:
+    """Inductor's own record of a launch lies inside of foretell's, which has more."""
+    return name in _TRANSPARENT or (name.startswith("triton_") and name != "triton_kernel")
+
+
+def captures_of(trace: Trace) -> dict[int, tuple[int, int]]:
+    """When each graph was captured, by its number."""
+    table, begun, found = trace.captures, {}, {}
+    for time_us, edge, graph in zip(table.time_us, table.edge, table.graph, strict=True):
+        if EDGES[edge] == "begin":
+            begun[graph] = time_us
+        elif graph in begun:
+            found[graph] = begun[graph], time_us
+    return found
 
 
 def _loading(trace: Trace, step: RecordedStep) -> dict[int, float]:

@@ -5,6 +5,7 @@ from foretell.trace.capture import from_capture
 from foretell.trace.file import SCHEMA, load, save
 from foretell.trace.records import (
     BatchMark,
+    Captures,
     Collectives,
     Convolutions,
     Copies,
@@ -14,6 +15,7 @@ from foretell.trace.records import (
     DriverEvents,
     EventUses,
     GpuProcess,
+    GraphLaunches,
     Keeper,
     KernelLaunches,
     Labels,
@@ -43,6 +45,7 @@ __all__ = [
     "ACTIONS",
     "SCHEMA",
     "BatchMark",
+    "Captures",
     "Collectives",
     "Convolutions",
     "Copies",
@@ -52,6 +55,7 @@ __all__ = [
     "DriverEvents",
     "EventUses",
     "GpuProcess",
+    "GraphLaunches",
     "Keeper",
     "KernelLaunches",
     "Labels",

@@ -26,6 +26,7 @@ from foretell.trace.operators import read_operators
 from foretell.trace.owners import Frame, History, read_owners
 from foretell.trace.records import (
     PHASES,
+    Captures,
     Collectives,
     Convolutions,
     Copies,
@@ -33,6 +34,7 @@ from foretell.trace.records import (
     DriverEvents,
     EventUses,
     GpuProcess,
+    GraphLaunches,
     KernelLaunches,
     LibraryCalls,
     MatrixProducts,
@@ -51,7 +53,7 @@ from foretell.units import format_bytes
 
 _Calls = TypeVar(
     "_Calls", Convolutions, MatrixProducts, Collectives, RecurrentNets, SparseResults, Copies, Memsets,
-    Synchronizations, EventUses,
+    Synchronizations, EventUses, GraphLaunches, Captures,
 )  # fmt: skip
 
 
@@ -240,6 +242,8 @@ class _Native:
     memsets: Memsets = field(default_factory=Memsets)
     synchronizations: Synchronizations = field(default_factory=Synchronizations)
     event_uses: EventUses = field(default_factory=EventUses)
+    graph_launches: GraphLaunches = field(default_factory=GraphLaunches)
+    captures: Captures = field(default_factory=Captures)
     unimplemented: tuple[str, ...] = ()
     static_runtimes: tuple[str, ...] = ()
     refused_addresses: tuple[int, ...] = ()
@@ -337,6 +341,8 @@ def _read_native(directory: Path, pid: int) -> _Native:
         memsets=calls(native_log.MEMSET, Memsets),
         synchronizations=calls(native_log.SYNCHRONIZATION, Synchronizations),
         event_uses=calls(native_log.EVENT_USE, EventUses),
+        graph_launches=calls(native_log.GRAPH_LAUNCH, GraphLaunches),
+        captures=calls(native_log.CAPTURE, Captures),
         unimplemented=tuple(names[i] for i in compress(name, rows(native_log.UNIMPLEMENTED)) if i < len(names)),
         static_runtimes=tuple(names[i] for i in compress(name, rows(native_log.STATIC_RUNTIME)) if i < len(names)),
         refused_addresses=tuple(compress(column[1], rows(native_log.NO_ADDRESS_SPACE))),
@@ -454,6 +460,8 @@ def _assemble(
         memsets=own.memsets,
         synchronizations=own.synchronizations,
         event_uses=own.event_uses,
+        graph_launches=own.graph_launches,
+        captures=own.captures,
         keepers=tuple(told.keepers),
         card_queries=tuple(told.card_queries),
         engine=told.engine,
@@ -463,6 +471,7 @@ def _assemble(
         own_folders=told.own_folders,
         is_time_asked=result.job.options.time,
         host_factor=result.job.options.host_factor,
+        price_per_hour=result.job.options.price_per_hour,
         connections=result.job.options.connections,
         **_batches(told),
         **read_operators(result.directory, pid),

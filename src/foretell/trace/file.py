@@ -24,11 +24,13 @@ from foretell.records import CATEGORIES
 from foretell.trace.operators import check_signature
 from foretell.trace.records import (
     PHASES,
+    Captures,
     Collectives,
     Convolutions,
     Copies,
     DriverEvents,
     EventUses,
+    GraphLaunches,
     KernelLaunches,
     Labels,
     LibraryCalls,
@@ -51,15 +53,18 @@ were stack frames with files like `<operator>`."""
 _Table = TypeVar(
     "_Table", MemoryEvents, DriverEvents, KernelLaunches, LibraryCalls, Convolutions, MatrixProducts, Collectives,
     RecurrentNets, SparseResults, Labels, Spans, Origins, Copies, Memsets, Synchronizations, EventUses, Operators,
+    GraphLaunches, Captures,
 )  # fmt: skip
 _TABLES = {
     "memory": MemoryEvents, "driver": DriverEvents, "kernels": KernelLaunches, "library": LibraryCalls,
     "convolutions": Convolutions, "products": MatrixProducts, "collectives": Collectives, "recurrent": RecurrentNets,
     "sparse": SparseResults, "labels": Labels, "spans": Spans, "origins": Origins,
     "copies": Copies, "memsets": Memsets, "synchronizations": Synchronizations, "event_uses": EventUses,
-    "operators": Operators,
+    "graph_launches": GraphLaunches, "captures": Captures, "operators": Operators,
 }  # fmt: skip
-_SINCE_TIME = ("copies", "memsets", "synchronizations", "event_uses", "operators")
+_SINCE_TIME = (
+    "copies", "memsets", "synchronizations", "event_uses", "graph_launches", "captures", "operators",
+)  # fmt: skip
 """Older files lack these tables."""
 _SIZES = {
     "kernels": ("grid_x", "grid_y", "grid_z", "block", "shared_bytes"), "products": ("m", "n", "k", "batch_count"),
@@ -180,6 +185,7 @@ def _check_numbers(trace: Trace) -> None:
         ("collectives", trace.collectives.operation, len(native_log.COLLECTIVES)),
         ("routes of copies", trace.copies.route, len(native_log.ROUTES)),
         ("uses of events", trace.event_uses.use, len(native_log.EVENT_USES)),
+        ("edges of captures", trace.captures.edge, len(native_log.EDGES)),
         ("what the host waits for", trace.synchronizations.waits_for, len(native_log.WAITS_FOR)),
         ("signatures", trace.operators.signature, len(trace.signatures)),
         ("origins", trace.memory.origin, len(trace.origins.operator)),

@@ -269,8 +269,35 @@ class EventUses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphLaunches:
+    """Of captured CUDA graphs."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    num_nodes: array[int] = field(default_factory=_i64)
+    graph: array[int] = field(default_factory=_i64)
+    """As in `Captures`."""
+    device: array[int] = field(default_factory=_u8)
+    stream: array[int] = field(default_factory=_i64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captures:
+    """When captures of CUDA graphs began and ended: the work between the two runs only when the graph is launched."""
+
+    time_us: array[int] = field(default_factory=_i64)
+    name: array[int] = field(default_factory=_u32)
+    edge: array[int] = field(default_factory=_u8)
+    """Index into protocol.native_log.EDGES."""
+    graph: array[int] = field(default_factory=_i64)
+    device: array[int] = field(default_factory=_u8)
+    stream: array[int] = field(default_factory=_i64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
-    """The operators of the recorded step; one that another calls comes after it. Views are left out."""
+    """The operators of the recorded step, and those before it that were captured into graphs; one that another calls
+    comes after it. Views are left out."""
 
     begin_us: array[int] = field(default_factory=_i64)
     end_us: array[int] = field(default_factory=_i64)
@@ -568,6 +595,8 @@ class Trace:
     memsets: Memsets = field(default_factory=Memsets)
     synchronizations: Synchronizations = field(default_factory=Synchronizations)
     event_uses: EventUses = field(default_factory=EventUses)
+    graph_launches: GraphLaunches = field(default_factory=GraphLaunches)
+    captures: Captures = field(default_factory=Captures)
     operators: Operators = field(default_factory=Operators)
     signatures: tuple[str, ...] = ()
     """Operators with the types and shapes of their inputs (protocol/operators.py)."""
@@ -575,6 +604,7 @@ class Trace:
     """As in `CaptureOptions.time`."""
     host_factor: float | None = None
     """As in `CaptureOptions`."""
+    price_per_hour: float | None = None
     connections: Connections = "assumed"
     """What is known of how the job's GPUs are connected."""
     recorded_step: RecordedStep | None = None

@@ -2,7 +2,9 @@
 
 `worst`: once the largest batches have been trained on (worst_batches.py).
 `auto`: at least 3 steps, and no peak has grown for the last two. Backward passes counted as steps must be more, because
-an optimizer may still come (a script may first try which batch fits). First the active trainer is asked to stop, then
+an optimizer may still come (a script may first try which batch fits). Steps on another stream than the default one
+usually warm up for a CUDA graph, which has memory of its own: they end nothing, nor does the step that is captured, and
+of the graph's launches as many are needed as of steps. First the active trainer is asked to stop, then
 the DataLoader loop that feeds the training is ended, so that the code after the training runs too. If there is neither
 (a loop over a range), if the script trains on in the next epoch, or if the request had no effect, the script is left
 at the end of the step (leaving.py).
@@ -15,6 +17,7 @@ has to run to its end; its memory history is small (watch/repetitions.py).
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 
@@ -27,6 +30,8 @@ from .worst_batches import WorstBatches
 
 FEWEST_STEPS = 3
 FEWEST_BACKWARDS = 10
+MOST_WARM_UP_STEPS = 12
+"""Before a capture; DistributedDataParallel needs 11."""
 STEPS_TO_SPARE = 1
 """accelerate and prefetchers fetch one batch ahead, so one more step may follow the end of the loader."""
 ENOUGH_PASSES = 100
@@ -96,12 +101,22 @@ class Stopping:
             return isinstance(wanted, int) and self._capture.num_steps >= wanted
         self._summaries.append(self._peaks.summary())
         del self._summaries[:-3]
+        if self._is_before_graph():
+            return False
         num_backwards = self._capture.num_backward_steps
         num_optimizer_steps = self._capture.num_steps - num_backwards
         is_long_enough = num_optimizer_steps >= FEWEST_STEPS or (
             num_optimizer_steps == 0 and num_backwards >= FEWEST_BACKWARDS
         )
         return is_long_enough and len(self._summaries) == 3 and are_steady(self._summaries)
+
+    def _is_before_graph(self) -> bool:
+        capture = self._capture
+        if capture.has_step_in_graph or capture.is_capturing_graph:
+            return capture.num_graph_steps < FEWEST_STEPS
+        cuda = sys.modules["torch"].cuda
+        is_aside = cuda.is_initialized() and cuda.current_stream() != cuda.default_stream()
+        return is_aside and capture.num_steps <= MOST_WARM_UP_STEPS
 
     def _is_overdue(self, asked_at: int) -> bool:
         ended = self._loaders.ended_training

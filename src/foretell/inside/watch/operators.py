@@ -3,7 +3,11 @@
 PyTorch's own profiler sees them, in forward and backward and inside autocast. It takes no GPU memory and does not
 change what is dispatched, so memory stays the same to the byte; a TorchDispatchMode would change it. Recorded is the
 last of the first steps, when the optimizer's state exists and everything is compiled; of a script that only calls
-models without gradients, its second such call.
+models without gradients, its second such call. The operators that are captured into a CUDA graph are recorded too: a
+step that launches the graph does their work. If a graph holds whole steps, those of its launches are recorded, instead
+of the steps before, which warm up.
+
+Kernels of Triton are no operators: their launches are recorded as calls of COMPILED with their own arguments.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
-from ...protocol.operators import COLUMNS, LIST
+from ...protocol.operators import COLUMNS, COMPILED, LIST
 from ..capture import Capture, in_main_thread
 from ..stop.autograd_threads import wait_for_autograd
 from .delay import delay_ns
@@ -58,6 +62,13 @@ class Operators:
         """To begin with the next batch."""
         self._recorded: dict[str, Any] | None = None
         self._phases: list[tuple[int, str]] = []
+        self._rows: _Rows | None = None
+        self._num_kept = 0
+        """Rows that graphs need; others make room for those of the next step."""
+        self._phases_kept: list[tuple[int, str]] = []
+        """Of the same time."""
+        self._has_captured = False
+        """In what is being recorded now."""
 
     def install(self, torch: Any) -> None:
         """Call while CUDA is being initialised, after the other hooks."""
@@ -69,6 +80,70 @@ class Operators:
         self._capture.on_phase.append(self._phase_begins)
         self._capture.on_batch.append(self._guarded(self._batch_comes))
         self._capture.before_end.append(self._guarded(self._process_ends))
+        self._capture.guarded("CUDA graphs", self._watch_graphs)
+        watch = self._capture.imports.when_imported
+        watch("triton.runtime.jit", lambda jit: self._watch_kernels(jit.JITFunction))
+        watch(
+            "torch._inductor.runtime.triton_heuristics", lambda module: self._watch_kernels(module.CachingAutotuner)
+        )
+
+    def _watch_graphs(self) -> None:
+        graph, patches = self._torch.cuda.CUDAGraph, self._capture.patches
+        patches.wrap(graph, "capture_begin", lambda original: self._around(original, before=self._capture_begins))
+        patches.wrap(graph, "capture_end", lambda original: self._around(original, after=self._capture_ends))
+
+    def _around(
+        self, original: Any, before: Callable[[Any], None] | None = None, after: Callable[[Any], None] | None = None
+    ) -> Any:
+        @wraps(original)
+        def called(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                self._guarded(lambda: before(graph))()
+            result = original(graph, *args, **kwargs)
+            if after is not None:
+                self._guarded(lambda: after(graph))()
+            return result
+
+        return called
+
+    def _watch_kernels(self, kernel_class: Any) -> None:
+        """Each launch is a call in the profiler's eyes, with tensors that are read and written as two arguments."""
+
+        def recording(original: Any) -> Any:
+            @wraps(original)
+            def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+                if self._profile is None:
+                    return original(kernel, *args, **kwargs)
+                name, inputs = self._as_call(kernel, args, kwargs)
+                with self._torch._C._profiler._RecordFunctionFast(name, inputs):
+                    return original(kernel, *args, **kwargs)
+
+            return run
+
+        self._capture.patches.wrap(kernel_class, "run", recording)
+
+    def _as_call(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, list[Any]]:
+        """A launch of a Triton kernel as one of COMPILED, with its tensors and sizes."""
+        names = kernel.arg_names if hasattr(kernel, "arg_names") else kernel.fn.arg_names
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        inputs: list[Any] = []
+        for name in names:
+            value = given.get(name)
+            if isinstance(value, self._torch.Tensor):
+                inputs += [value, value] if name.startswith("in_out_ptr") else [value]
+            elif type(value) is int and name.endswith("numel"):
+                inputs.append(value)
+        title = str(getattr(kernel, "inductor_meta", {}).get("kernel_name", ""))
+        return next(kind for begin, kind in COMPILED.items() if title.startswith(begin)), inputs
+
+    def _capture_begins(self, graph: Any) -> None:
+        if self._profile is None:
+            self._start("capture", 0)
+        self._has_captured = self._profile is not None
+
+    def _capture_ends(self, graph: Any) -> None:
+        if self._begin[0] == "capture":
+            self._stop()
 
     def _guarded(self, call: Callable[[], None]) -> Callable[[], None]:
         """Without the time of a step there is still its memory: the script must not fail for it."""
@@ -81,15 +156,19 @@ class Operators:
     def _step_ends(self) -> None:
         if self._begin[0] == "training":
             self._stop()
-            if self._capture.num_steps > STEPS[-1]:
+            if self._number() > STEPS[-1]:
                 self._write()
-        else:
+        elif self._begin[0] != "capture":  # of a step that is captured, the rest is
             self._abandon()
 
+    def _number(self) -> int:
+        """Of steps; once they are in a graph, of its launches."""
+        return self._capture.num_graph_steps or self._capture.num_steps
+
     def _step_begins(self) -> None:
-        step = self._capture.num_steps
+        step = self._number()
         self._is_due = step == STEPS[0] and self._has_loader
-        if step in STEPS and not self._is_due:
+        if step in STEPS and not self._is_due and not self._capture.is_capturing_graph:
             self._start("training", step)
 
     def _batch_comes(self) -> None:
@@ -97,10 +176,10 @@ class Operators:
         self._has_loader = True
         if self._is_due and in_main_thread():
             self._is_due = False
-            self._start("training", self._capture.num_steps)
+            self._start("training", self._number())
 
     def _pass_begins(self) -> None:
-        if self._capture.num_steps or not in_main_thread():
+        if self._capture.num_steps or not in_main_thread() or self._begin[0] == "capture":
             return
         self._stop()
         if self._num_passes == PASS:
@@ -121,7 +200,7 @@ class Operators:
         profile = self._torch.autograd.profiler.profile(use_device=None, record_shapes=True)
         with _quiet():
             profile._prepare_trace()
-            self._phases = [(0, self._capture.phase)]
+            self._phases = [(time.time_ns() // 1000, self._capture.phase)]
             self._profile = profile
             profile._start_trace()
         self._begin = (kind, number, time.time_ns(), time.process_time_ns())
@@ -134,16 +213,20 @@ class Operators:
         kind, number, begin, cpu_before = self._begin
         loading = self._capture.loading_ns - self._loading_before
         results = self._disable()
-        rows = _Rows(self._torch)
+        rows = self._rows = self._rows or _Rows(self._torch)
+        rows.truncate(self._num_kept)
         rows.add(results.experimental_event_tree())  # while the results are alive
+        self._begin = ("", 0, 0, 0)
+        if self._has_captured:
+            self._num_kept, self._has_captured = len(rows), False
+            self._phases_kept += self._phases
+        if kind == "capture":
+            return
         self._recorded = {
             "kind": kind, "step": number, "begin_us": begin // 1000, "end_us": now // 1000,
             "cpu_us": (cpu - cpu_before) // 1000, "delay_us": (delay - self._delay_before) // 1000,
-            "loading_us": loading // 1000, "loop_us": loop_us(), "phases": self._phases,
-            "signatures": list(rows.signatures),
-            "columns": {name: rows.columns[name].tobytes() for name in COLUMNS},
+            "loading_us": loading // 1000, "loop_us": loop_us(), "phases": [*self._phases_kept, *self._phases],
         }  # fmt: skip
-        self._begin = ("", 0, 0, 0)
 
     def _abandon(self) -> None:
         if self._profile is not None:
@@ -152,15 +235,18 @@ class Operators:
 
     def _disable(self) -> Any:
         self._profile = None
+        self._torch.autograd.profiler._run_on_profiler_stop()
         if not self._torch.is_inference_mode_enabled():
             # This thread may be here before a backward thread has left the profiler, whose events would be freed then.
             wait_for_autograd(self._torch)
         return self._torch.autograd._disable_profiler()
 
     def _write(self) -> None:
-        if self._recorded is None:
+        if self._recorded is None or self._rows is None:
             return
-        recorded, self._recorded = self._recorded, None
+        recorded, rows, self._recorded = self._recorded, self._rows, None
+        recorded["signatures"] = list(rows.signatures)
+        recorded["columns"] = {name: rows.columns[name].tobytes() for name in COLUMNS}
         path = os.path.join(self._capture.options.directory, f"operators-{self._pid}.marshal")
         with open(path, "wb") as file:
             marshal.dump(recorded, file, 2)
@@ -178,6 +264,13 @@ class _Rows:
         self.signatures: dict[str, int] = {}
         self.columns = {name: array(letter) for name, letter in COLUMNS.items()}
 
+    def __len__(self) -> int:
+        return len(self.columns["parent"])
+
+    def truncate(self, length: int) -> None:
+        for column in self.columns.values():
+            del column[length:]
+
     def add(self, tree: Any) -> None:
         waiting = [(event, -1) for event in reversed(tree)]
         columns = self.columns
@@ -185,7 +278,7 @@ class _Rows:
             event, parent = waiting.pop()
             children = event.children
             if event.tag == self._kind and (children or event.name not in _VIEWS):
-                row = len(columns["parent"])
+                row = len(self)
                 if row >= MAX_OPERATORS:
                     return
                 begin = event.start_time_ns

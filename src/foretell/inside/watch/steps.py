@@ -4,7 +4,7 @@ They cover any subclass of `torch.optim.Optimizer`, whoever calls it (Trainer, L
 
 With several optimizers (a GAN), a step is one step of the leader: the first optimizer seen. Another takes over when the
 leader is gone, or when it steps twice without a step of the leader. Without any, backward passes are counted
-(backward_steps.py).
+(backward_steps.py). A step that was captured into a CUDA graph is taken again with every launch of the graph.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class Steps:
         self._phase_before = "other"
         self.has_optimizer = False
         """True once the script has made one."""
+        self._steps_at_capture = 0
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those that hold a step."""
         self.is_counted_already = False
         """The last backward pass was counted as a step, and no optimizer of the leader's has stepped since."""
 
@@ -38,6 +41,10 @@ class Steps:
         ):
             self._capture.patches.added("a hook around optimizer steps", handle.remove)
         self._capture.patches.wrap(optimizer_module.Optimizer, "__init__", self._noting_optimizer)
+        graph = sys.modules["torch"].cuda.CUDAGraph
+        self._capture.patches.wrap(graph, "capture_begin", self._noting_begin)
+        self._capture.patches.wrap(graph, "capture_end", self._noting_end)
+        self._capture.patches.wrap(graph, "replay", self._counting_launches)
 
     def count(self) -> None:
         """Note the end of a step. May raise to end the run."""
@@ -56,6 +63,36 @@ class Steps:
             return original(optimizer, *args, **kwargs)
 
         return noted
+
+    def _noting_begin(self, original: Any) -> Any:
+        @wraps(original)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            self._steps_at_capture, self._capture.is_capturing_graph = self._capture.num_steps, True
+            return original(graph, *args, **kwargs)
+
+        return capture_begin
+
+    def _noting_end(self, original: Any) -> Any:
+        @wraps(original)
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            self._capture.is_capturing_graph = False
+            if self._capture.num_steps > self._steps_at_capture:
+                self._graphs.add(graph)
+                self._capture.has_step_in_graph = True
+            return original(graph, *args, **kwargs)
+
+        return capture_end
+
+    def _counting_launches(self, original: Any) -> Any:
+        @wraps(original)
+        def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, *args, **kwargs)
+            if graph in self._graphs:
+                self._capture.num_graph_steps += 1
+                self.count()
+            return result
+
+        return replay
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._phase_before = self._capture.phase

@@ -27,6 +27,7 @@ enum LogKind {
     LOG_MEMSET = 19,
     LOG_SYNCHRONIZATION = 20,
     LOG_EVENT_USE = 21,
+    LOG_CAPTURE = 22,
 };
 
 void log_event(enum LogKind kind, const char *name, const int64_t words[6]);
@@ -47,6 +48,8 @@ enum { ROUTE_WITHIN_HOST, ROUTE_TO_DEVICE, ROUTE_TO_HOST, ROUTE_WITHIN_DEVICE };
 enum { WAITS_FOR_DEVICE, WAITS_FOR_STREAM, WAITS_FOR_EVENT };
 
 enum { USE_RECORD, USE_WAIT };
+
+enum { EDGE_BEGIN, EDGE_END };
 
 /* Device memory was allocated; in_use: bytes on the device after it; card: the number of the device in the machine,
  * whatever CUDA_VISIBLE_DEVICES says. */
@@ -158,10 +161,10 @@ static inline void log_library_loaded(const char *name, LibraryLoadedRecord r) {
     log_event(LOG_LIBRARY_LOADED, name, words);
 }
 
-/* A captured graph was launched. */
-typedef struct { int64_t num_nodes, device; } GraphLaunchRecord;
+/* A captured graph was launched; graph: the number of its capture. */
+typedef struct { int64_t num_nodes, graph, device, stream; } GraphLaunchRecord;
 static inline void log_graph_launch(const char *name, GraphLaunchRecord r) {
-    const int64_t words[6] = {r.num_nodes, 0, 0, 0, 0, r.device};
+    const int64_t words[6] = {r.num_nodes, r.graph, 0, 0, 0, r.device | r.stream << 8};
     log_event(LOG_GRAPH_LAUNCH, name, words);
 }
 
@@ -199,6 +202,13 @@ typedef struct { int64_t use, event, device, stream; } EventUseRecord;
 static inline void log_event_use(const char *name, EventUseRecord r) {
     const int64_t words[6] = {r.use, r.event, 0, 0, 0, r.device | r.stream << 8};
     log_event(LOG_EVENT_USE, name, words);
+}
+
+/* A stream began to capture a graph, or ended: the work between the two does not run; graph: its number. */
+typedef struct { int64_t edge, graph, device, stream; } CaptureRecord;
+static inline void log_capture(const char *name, CaptureRecord r) {
+    const int64_t words[6] = {r.edge, r.graph, 0, 0, 0, r.device | r.stream << 8};
+    log_event(LOG_CAPTURE, name, words);
 }
 
 #endif

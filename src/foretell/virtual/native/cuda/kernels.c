@@ -205,8 +205,7 @@ int launch_kernel(Kernel *kernel, Dim3 grid, Dim3 block, void **arguments, size_
         return fail(ERROR_INVALID_CONFIGURATION);
     if (shared > (size_t)card()->shared_per_block_optin) return fail(ERROR_INVALID_VALUE);
     forget_what_it_writes(kernel, arguments);
-    if (note_captured_work(s)) return SUCCESS;
-    count_launch();
+    if (!note_captured_work(s)) count_launch();
     log_launch(kernel->name, (LaunchRecord){
         .grid_x = grid.x, .grid_y = grid.y, .grid_z = grid.z,
         .block_x = block.x, .block_y = block.y, .block_z = block.z,

@@ -95,7 +95,8 @@ EXPORT int cudaDeviceSetGraphMemAttribute(int device UNUSED, int attribute UNUSE
 static int copy_on(void *stream, void *to, const void *from, size_t bytes, int kind, const char *function) {
     Stream *s = stream_of(stream);
     if (!s) return fail(ERROR_INVALID_HANDLE);
-    if (!note_captured_work(s)) note_copy(to, from, bytes, s, false, function);
+    note_captured_work(s);
+    note_copy(to, from, bytes, s, false, function);
     return fail(copy_memory(to, from, bytes, kind, function));
 }
 
@@ -134,7 +135,8 @@ EXPORT int cudaMemset(void *to, int value, size_t bytes) {
 EXPORT int cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) {
     Stream *s = stream_of(stream);
     if (!s) return fail(ERROR_INVALID_HANDLE);
-    if (!note_captured_work(s)) note_memset(bytes, s, "cudaMemsetAsync");
+    note_captured_work(s);
+    note_memset(bytes, s, "cudaMemsetAsync");
     return fail(set_memory(to, value, 1, bytes));
 }
 

@@ -77,6 +77,11 @@ bool note_captured_work(Stream *stream) {
     return graph != NULL;
 }
 
+static void note_edge(const Stream *stream, const Graph *graph, int edge, const char *function) {
+    log_capture(function, (CaptureRecord){
+        .edge = edge, .graph = (int64_t)graph->id, .device = stream->device, .stream = (int64_t)stream->number});
+}
+
 static int new_stream(void **handle, unsigned flags, int priority) {
     NEEDS(handle);
     if (!visible_device_count()) return ERROR_NO_DEVICE;
@@ -375,6 +380,7 @@ EXPORT int cudaStreamBeginCapture(void *stream, int mode UNUSED) {
     s->capture = g;
     s->began_capture = true;
     unlock();
+    note_edge(s, g, EDGE_BEGIN, "cudaStreamBeginCapture");
     return SUCCESS;
 }
 
@@ -392,6 +398,7 @@ EXPORT int cudaStreamEndCapture(void *stream, void **graph) {
     s->capture = NULL;
     s->began_capture = false;
     unlock();
+    note_edge(s, g, EDGE_END, "cudaStreamEndCapture");
     *graph = g;
     return SUCCESS;
 }
@@ -469,7 +476,9 @@ EXPORT int cudaGraphLaunch(void *executable, void *stream) {
     Stream *s = stream_of(stream);
     if (!g || !s || !g->is_executable) return fail(ERROR_INVALID_HANDLE);
     __atomic_add_fetch(&launches, g->num_nodes, __ATOMIC_RELAXED);
-    log_graph_launch("cudaGraphLaunch", (GraphLaunchRecord){.num_nodes = (int64_t)g->num_nodes, .device = s->device});
+    log_graph_launch("cudaGraphLaunch", (GraphLaunchRecord){
+        .num_nodes = (int64_t)g->num_nodes, .graph = (int64_t)g->id, .device = s->device,
+        .stream = (int64_t)s->number});
     return SUCCESS;
 }
 
