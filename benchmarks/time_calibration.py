@@ -53,6 +53,7 @@ class Row:
     computing: numpy.ndarray
     moving: numpy.ndarray
     launches: numpy.ndarray
+    waiting: numpy.ndarray
     count: numpy.ndarray
     bandwidth_at: numpy.ndarray
     rate_at: numpy.ndarray
@@ -67,8 +68,18 @@ class Row:
 
     def estimate(self, shares: numpy.ndarray) -> float:
         computing, moving = self.computing / shares[self.rate_at], self.moving / shares[self.bandwidth_at]
-        took = (computing**3 + moving**3) ** (1 / 3) + self.launches * shares[-1] * 1e-6
+        took = numpy.maximum((computing**3 + moving**3) ** (1 / 3), self.waiting) + self.launches * shares[-1] * 1e-6
         return float((self.count * took).sum() * 1e3)
+
+    def slopes(self, shares: numpy.ndarray) -> numpy.ndarray:
+        """Of the logarithm of the estimate, by the logarithm of each share."""
+        computing, moving = self.computing / shares[self.rate_at], self.moving / shares[self.bandwidth_at]
+        took = (computing**3 + moving**3) ** (1 / 3)
+        per_cube = -self.count * (took > self.waiting) / numpy.maximum(took, 1e-12) ** 2
+        found = numpy.bincount(self.rate_at, per_cube * computing**3, len(shares))
+        found += numpy.bincount(self.bandwidth_at, per_cube * moving**3, len(shares))
+        found[-1] += (self.count * self.launches).sum() * shares[-1] * 1e-6
+        return found * 1e3 / self.estimate(shares)
 
 
 class Names:
@@ -127,12 +138,13 @@ def rows_of(found: Sequence[Case], names: Names) -> Iterator[Row]:
         if work is None:
             continue
         gpu = gpus.find(case.gpu)
-        demands: Counter[tuple[str, float, float, int]] = Counter()
+        demands: Counter[tuple[str, float, float, int, float]] = Counter()
         for item in work.items:
             if item.kind == "kernel":
                 need = model.demand(item, gpu)
-                demands[item.kernel_class, need.flop_seconds, need.byte_seconds, need.launches] += 1
-        classes, computing, moving, launches = zip(*demands, strict=True)
+                key = need.flop_seconds, need.byte_seconds, need.launches, need.waiting_seconds
+                demands[(item.kernel_class, *key)] += 1
+        classes, computing, moving, launches, waiting = zip(*demands, strict=True)
         yield Row(
             case=case,
             measured_ms=case.measured["step_ms"],
@@ -140,6 +152,7 @@ def rows_of(found: Sequence[Case], names: Names) -> Iterator[Row]:
             computing=numpy.array(computing),
             moving=numpy.array(moving),
             launches=numpy.array(launches, float),
+            waiting=numpy.array(waiting),
             count=numpy.array(list(demands.values()), float),
             bandwidth_at=numpy.array([names.at("bandwidth", each) for each in classes]),
             rate_at=numpy.array([names.at("rate", each) for each in classes]),
@@ -161,9 +174,15 @@ def fit(rows: Sequence[Row], names: Names) -> numpy.ndarray:
         ]
         return numpy.concatenate([errors, PRIOR * (logs - numpy.log(begin))])
 
+    def slopes(logs: numpy.ndarray) -> numpy.ndarray:
+        shares = numpy.exp(logs)
+        of_rows = [3.0 * weight * row.slopes(shares) for row, weight in zip(rows, weights, strict=True)]
+        return numpy.concatenate([of_rows, PRIOR * numpy.eye(len(logs))])
+
     found = least_squares(
-        residuals, numpy.log(begin), bounds=(numpy.log(low), numpy.log(high)), loss="soft_l1", f_scale=0.3, max_nfev=10
-    )
+        residuals, numpy.log(begin), slopes, bounds=(numpy.log(low), numpy.log(high)), loss="soft_l1", f_scale=0.3,
+        max_nfev=30,
+    )  # fmt: skip
     return numpy.exp(found.x)
 
 

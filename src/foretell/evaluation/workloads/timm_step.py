@@ -19,10 +19,14 @@ def main() -> None:
     parser.add_argument("--precision", choices=sorted(DTYPES), default="amp")
     parser.add_argument("--layout", choices=["nchw", "nhwc"], default="nchw")
     parser.add_argument("--unfused-attention", action="store_true", help="as torch 1 did: softmax is an operator")
+    parser.add_argument("--fast-norm", action="store_true", help="layer and group norms stay in half precision")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile")
     options = parser.parse_args()
 
     if options.unfused_attention:
         timm.layers.set_fused_attn(False)
+    if options.fast_norm:
+        timm.layers.set_fast_norm()
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = True
     layout = torch.channels_last if options.layout == "nhwc" else torch.contiguous_format
@@ -39,6 +43,8 @@ def main() -> None:
 
     if options.mode == "infer":
         model.eval()
+        if options.compile:
+            model = torch.compile(model)
         with torch.inference_mode():
             for _ in range(NUM_PASSES):
                 with autocast():
