@@ -726,6 +726,7 @@ def test_doctor(golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     installed = TorchInstall(folder=Path("/opt/torch"), version="2.15.0+cu132", cuda="13.2", is_rocm=False)
     paths = SimpleNamespace(cuda=Path("/opt/foretell/libcuda.so.1"), nvml=Path("/opt/foretell/libnvidia-ml.so.1"))
     monkeypatch.setattr(doctor, "__version__", "0.1.0")
+    monkeypatch.setattr(doctor, "loop_us", lambda: 814.0)
     monkeypatch.setattr(doctor.platform, "python_version", lambda: "3.11.7")
     monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
     monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")

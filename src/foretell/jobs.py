@@ -73,6 +73,8 @@ class CaptureOptions:
     """Record the operators of a step, from which its time and utilization follow."""
     host_factor: float | None = None
     """How much slower the CPU beside the card is than a fast one; None: typical."""
+    price_per_hour: float | None = None
+    """Of the card, for what the steps cost."""
     interconnect: str | None = None
     """How the GPUs of a job are connected, as far as it is known: `nvlink` or `pcie` in a machine, `ib` or `ethernet`
     between machines, or one of each. NCCL's buffers depend on it."""
@@ -95,6 +97,8 @@ class CaptureOptions:
             raise UsageError(f"--steps {self.steps}: must be a number (1 or more), auto, all or worst.")
         if self.host_factor is not None and not 0.1 <= self.host_factor <= 100:
             raise UsageError(f"--host-factor {self.host_factor:g}: must be a number from 0.1 to 100.")
+        if self.price_per_hour is not None and not 0 < self.price_per_hour <= 1e6:
+            raise UsageError(f"--price-per-hour {self.price_per_hour:g}: must be more than 0 and at most 1,000,000.")
         if self.nccl_bytes is not None and self.nccl_bytes < 0:
             raise UsageError(f"--nccl {self.nccl_bytes} bytes: must be 0 or more.")
         if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= _LONGEST_SECONDS:

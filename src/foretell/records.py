@@ -441,6 +441,8 @@ class Performance:
     """Of the kernels' time: operators without a rule."""
     joules: float | None
     """Energy of the card for a step; None if its power is not known."""
+    price_per_hour: float | None = None
+    """Of the card, as given."""
     caveats: tuple[str, ...] = ()
 
 
@@ -745,6 +747,10 @@ class Advice:
     """measured: the job was run with the change."""
     price: str
     """The cost of the change: time, precision."""
+    step_ms: float | None = None
+    """How long a step takes with the change; None: not known."""
+    step_ms_before: float | None = None
+    """Without it."""
     verdict: Verdict = "fits"
     """On the job's card, with the change."""
 

@@ -104,6 +104,7 @@ class _AdviceBuilder:
         self._card = card
         """The job's GPU, or one with more memory: savings are measured where the job fits."""
         self._reserved_bytes = reserved_bytes
+        self._step_ms = _step_ms(base)
         others = base.used_by_others_bytes + base.other_processes_bytes
         self._capacity = replace(capacity_of(base), total_bytes=gpu.total_bytes, used_by_others_bytes=others)
 
@@ -111,7 +112,7 @@ class _AdviceBuilder:
         """Raises if the change cannot be run or had no effect."""
         if alternative.saved_bytes is not None:
             reserved = self._reserved_bytes - alternative.saved_bytes
-            return self._advice(alternative, reserved, "estimated", self.verdict_of(reserved))
+            return self._advice(alternative, reserved, "estimated", self.verdict_of(reserved), None)
         trial = self._run(alternative, self._card)
         reserved, verdict = trial.reserved_bytes, self.verdict_of(trial.reserved_bytes)
         if verdict == "oom" and self.verdict_of(trial.estimate.peak.allocated_bytes) == "fits":
@@ -119,7 +120,7 @@ class _AdviceBuilder:
             verdict = self._run(alternative, self._gpu).estimate.verdict
         if trial.changes.get("checkpoint", {}).get("by") == "model" and len(alternative.words) == 1:
             alternative = replace(alternative, how=CHECKPOINTING_OF_MODEL)
-        return self._advice(alternative, reserved, "measured", verdict)
+        return self._advice(alternative, reserved, "measured", verdict, _step_ms(trial.estimate))
 
     def is_worthwhile(self, advice: Advice, least: int) -> bool:
         makes_it_fit = self._card is not self._gpu and advice.verdict == "fits"
@@ -140,7 +141,12 @@ class _AdviceBuilder:
         return trial
 
     def _advice(
-        self, of: Alternative, reserved: int, basis: Literal["measured", "estimated"], verdict: Verdict
+        self,
+        of: Alternative,
+        reserved: int,
+        basis: Literal["measured", "estimated"],
+        verdict: Verdict,
+        step_ms: float | None,
     ) -> Advice:
         return Advice(
             title=of.title,
@@ -149,8 +155,14 @@ class _AdviceBuilder:
             peak_reserved_bytes=reserved,
             basis=basis,
             price=of.price,
+            step_ms=step_ms,
+            step_ms_before=self._step_ms,
             verdict=verdict,
         )
+
+
+def _step_ms(estimate: Estimate) -> float | None:
+    return None if estimate.performance is None else estimate.performance.time.step_ms
 
 
 def _compatible(found: list[tuple[Alternative, Advice]]) -> list[Alternative]:

@@ -61,7 +61,7 @@ class Trials:
         words: Sequence[str] = (),
         variables: Sequence[tuple[str, str]] = (),
     ) -> Trial:
-        options = replace(self._job.options, survey=is_survey, alternatives=tuple(words), stdout="file")
+        options = replace(self._job.options, survey=is_survey, alternatives=tuple(words), stdout="file", time=True)
         environment = (*self._job.environment, *variables)
         job = replace(self._job, gpu=gpu, options=options, environment=environment)
         with api.scratch() as folder:

@@ -172,7 +172,7 @@ def _performance(trace: Trace, oom: OutOfMemory | None) -> tuple[Performance | N
     found = performance(trace, trace.gpu, host_factor=trace.host_factor)
     if found is None:
         return None, (f"no step time: {why_unknown(trace)}",)
-    return found, found.caveats
+    return replace(found, price_per_hour=trace.price_per_hour), found.caveats
 
 
 def _steps(

@@ -16,12 +16,14 @@ from foretell import __version__, api, gpus
 from foretell.analysis.caveats import format_cudnn, why_no_cudnn_is_asked
 from foretell.cli.terminal import console, ignore_broken_pipe
 from foretell.errors import ForetellError, UnsupportedError
+from foretell.inside.watch.operators import loop_us
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Isolation
 from foretell.runs import TorchInstall, find_torch
 from foretell.runs.command import refuse_platform, refuse_torch
 from foretell.runs.contained import remedy
 from foretell.runs.patches import list_patches
+from foretell.time import LOOP_US
 from foretell.trace import Trace
 from foretell.units import format_bytes
 from foretell.virtual import library_paths
@@ -101,6 +103,9 @@ def examine(python: str) -> Iterator[Finding]:
             return
     else:
         yield Finding(what="system", state="ok", detail=f"{platform.system()} {platform.machine()}")
+    factor = loop_us() / LOOP_US
+    detail = f"if it is the one beside the GPU: --host-factor {factor:.2g}"
+    yield Finding(what="CPU", state="ok", detail=detail)
     try:
         refuse_torch(torch, python, engine="auto")
     except UnsupportedError as error:

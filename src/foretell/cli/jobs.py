@@ -112,7 +112,8 @@ def add_job(
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
     # Not all commands have them.
     parser.set_defaults(
-        profile=None, keep_writes=None, verbose=False, time=False, host_factor=None, world_size=None
+        profile=None, keep_writes=None, verbose=False, time=False, host_factor=None, price_per_hour=None,
+        world_size=None,
     )  # fmt: skip
     return job
 
@@ -157,8 +158,10 @@ def job_of(
         execute=options.execute,
         timeout_seconds=options.timeout,
         verbose=options.verbose,
-        time=options.time or options.host_factor is not None or getattr(options, "timeline", None) is not None,
+        time=options.time
+        or any(getattr(options, name, None) is not None for name in ("host_factor", "price_per_hour", "timeline")),
         host_factor=options.host_factor,
+        price_per_hour=options.price_per_hour,
         interconnect=options.interconnect,
         nccl_bytes=None if options.nccl is None else parse_bytes(options.nccl),
         stdout="file" if not is_output_shown else "stderr" if is_stdout_taken(options) else "inherit",

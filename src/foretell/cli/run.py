@@ -22,7 +22,7 @@ from foretell.cli.jobs import add_job, job_of, prepare, progress
 from foretell.cli.orders import add_orders, orders_of
 from foretell.cli.settings import add_emit, check_emit, print_settings
 from foretell.cli.terminal import say
-from foretell.cli.time import add_time
+from foretell.cli.time import add_price, add_time
 from foretell.errors import ForetellError, UnsupportedError, UsageError
 from foretell.namespaces.files import copy_tree
 
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--advise", action="store_true",
         help="rerun with gradient checkpointing, mixed precision and other changes, and show what each saves",
     )  # fmt: skip
-    add_time(parser)
+    add_price(add_time(parser))
     result.add_argument(
         "--no-need", action="store_true",
         help="if it runs out of memory, do not run it again on a larger card to find out how much it needs",

@@ -10,9 +10,23 @@ from rich.table import Table
 from rich.text import Text
 
 from foretell.records import Advice
+from foretell.report.performance import duration
 from foretell.units import format_bytes
 
 _MAX_WIDTH = 100
+_SAME_TIME = 0.01
+"""A step that changes by less takes as long as before."""
+
+
+def price(advice: Advice) -> str:
+    """What the change costs, with its cost of time on this card if that is known."""
+    before, after = advice.step_ms_before, advice.step_ms
+    if not before or not after:
+        return advice.price
+    change = after / before - 1
+    if abs(change) < _SAME_TIME:
+        return f"{advice.price}; here a step takes {duration(before)}, as before"
+    return f"{advice.price}; here a step takes {duration(after)} instead of {duration(before)} ({change:+.0%})"
 
 
 def render(
@@ -55,6 +69,6 @@ def _table(advice: Sequence[Advice], *, is_oom: bool) -> Table:
             words.append("  estimated", style="not bold yellow")
         if is_oom:
             words.append(*(("  fits", "green") if each.verdict == "fits" else ("  does not fit", "red")))
-        words.append(f"\n{each.how}", style="not bold").append(f"\ncost: {each.price}", style="not bold bright_black")
+        words.append(f"\n{each.how}", style="not bold").append(f"\ncost: {price(each)}", style="not bold bright_black")
         table.add_row(saves, format_bytes(each.peak_reserved_bytes), words)
     return table

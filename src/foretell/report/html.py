@@ -18,6 +18,7 @@ from typing import Any
 from foretell import __version__
 from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Cause, Estimate, Segment
 from foretell.report import causes, performance, ranks
+from foretell.report.advice_text import price
 from foretell.report.batches import batch_rows, order_words
 from foretell.report.headline import label_of
 from foretell.report.holders import blocks_at_peak, by_category
@@ -126,7 +127,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         "causes": [_cause(each) for each in estimate.causes],
         "caveats": estimate.caveats,
         "command": estimate.command,
-        "advice": [asdict(each) for each in estimate.advice or ()],
+        "advice": [asdict(each) | {"price": price(each)} for each in estimate.advice or ()],
         "leaks": [asdict(leak) for leak in estimate.leaks],
     }
 

@@ -12,6 +12,8 @@ from rich.text import Text
 
 from foretell.records import Activity, KernelTime, Performance
 
+STEPS = 1000
+"""For energy and money."""
 _MOST_KERNELS = 5
 _MOST_MODULES = 5
 _MOST_MODULES_OF_PAGE = 50
@@ -23,6 +25,7 @@ _WORDS = {
     "strided": "copies of strided tensors", "reduction": "reductions", "softmax": "softmax",
     "norm": "layer and group norms", "batch_norm": "batch norms", "batch_norm_inference": "batch norms",
     "pool": "pooling", "indexing": "indexing", "foreach": "optimizer kernels", "attention": "attention",
+    "fused": "compiled kernels", "fused_reduction": "compiled reductions", "upsample": "upsampling",
     "recurrent": "recurrent nets", "copy": "copies", "other": "other kernels",
 }  # fmt: skip
 _BOUND = {
@@ -58,6 +61,32 @@ def remedy(performance: Performance) -> str | None:
     return None
 
 
+def expense(performance: Performance) -> str | None:
+    """What many steps take: time, energy, and money where the price of an hour was given."""
+    parts = []
+    if performance.joules is not None:
+        hours = performance.joules * STEPS / 3600
+        parts.append(f"about {f'{_number(hours)} Wh' if hours < 100 else f'{_number(hours / 1000)} kWh'}")
+    cost = price(performance)
+    if cost is not None:
+        parts.append(f"costing {_number(cost)} at {performance.price_per_hour:g} an hour")
+    what = "steps" if performance.time.kind == "training" else "passes"
+    took = _long(performance.time.step_ms * STEPS / 1e3)
+    return f"{STEPS:,} {what} take {', '.join([took, *parts])}" if parts else None
+
+
+def price(performance: Performance) -> float | None:
+    """Of STEPS steps."""
+    per_hour = performance.price_per_hour
+    return None if per_hour is None else per_hour * performance.time.step_ms * STEPS / 3.6e6
+
+
+def _long(seconds: float) -> str:
+    if seconds < 120:
+        return duration(1e3 * seconds)
+    return f"{_number(seconds / 60)} min" if seconds < 7200 else f"{_number(seconds / 3600)} h"
+
+
 def duration(ms: float) -> str:
     return f"{_number(ms / 1000)} s" if ms >= 995 else f"{_number(ms)} ms"
 
@@ -83,6 +112,9 @@ def part(performance: Performance) -> RenderableType:
     help_words = remedy(performance)
     if help_words is not None:
         lines.append(Text(help_words))
+    expense_words = expense(performance)
+    if expense_words is not None:
+        lines.append(Text(f"{expense_words}.", style="bright_black"))
     lines += [Text(), _activity(performance)]
     if performance.kernels:
         lines += [Text(), _table("kernels", performance.kernels[:_MOST_KERNELS])]
@@ -129,7 +161,7 @@ def document(performance: Performance) -> dict[str, Any]:
     """The keys `time`, `utilization`, `kernels`, `modules` and `unknown_share` of the JSON."""
     time = asdict(performance.time)
     return {
-        "time": {name: value for name, value in time.items() if value is not None} | {"joules": performance.joules},
+        "time": {name: value for name, value in time.items() if value is not None} | _expenses(performance),
         "utilization": {
             **_shares(performance.activity),
             "low": _shares(performance.activity_low),
@@ -140,6 +172,12 @@ def document(performance: Performance) -> dict[str, Any]:
         "unknown_share": round(performance.unknown_share, 4),
         "time_caveats": list(performance.caveats),
     }
+
+
+def _expenses(performance: Performance) -> dict[str, Any]:
+    cost = price(performance)
+    money = {} if cost is None else {"price_per_hour": performance.price_per_hour, f"price_of_{STEPS}_steps": cost}
+    return {"joules": performance.joules, **money}
 
 
 def timeline(performance: Performance) -> dict[str, Any]:
@@ -160,7 +198,7 @@ def page(performance: Performance) -> dict[str, Any]:
     """What the HTML report shows."""
     time, found = performance.time, performance.timeline
     return {
-        "sentence": sentence(performance),
+        "sentence": " ".join([sentence(performance), *(f"{each}." for each in [expense(performance)] if each)]),
         "remedy": remedy(performance),
         "name": "Step time" if time.kind == "training" else "Forward pass",
         "took": duration(time.step_ms),
