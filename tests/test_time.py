@@ -19,6 +19,7 @@ from foretell.errors import UsageError
 from foretell.inside.capture import Capture
 from foretell.inside.patches import Patches
 from foretell.inside.watch.operators import Operators as RecordingOfOperators
+from foretell.inside.watch.operators import lateness
 from foretell.jobs import CaptureOptions
 from foretell.time import chrome_trace, performance_of, work_of
 from foretell.time.linking import Callers
@@ -139,7 +140,17 @@ def test_a_profiler_that_fails_leaves_the_script_alone() -> None:
     RecordingOfOperators(capture).install(SimpleNamespace())  # a torch without a profiler
     for call in capture.after_step:
         call()
-    assert failures == ["CUDA graphs", "the operators of a step"]
+    assert failures == ["CUDA graphs", "ranges of the profiler", "the operators of a step"]
+
+
+def test_a_clock_that_is_ahead_is_set_back_and_one_that_agrees_is_left() -> None:
+    marks = [(at, at + 10, at + 20) for at in (0, 100, 200, 1_000_000, 1_000_100, 1_000_200)]
+    agreeing = [(at + 2, at + 18) for at, _, _ in marks]
+    assert lateness(agreeing, marks)(500_000) == 0
+    ahead = [(round(1.001 * begin) + 5000, round(1.001 * end) + 5000) for begin, end in agreeing]
+    late = lateness(ahead, marks)
+    assert [505_500 - late(505_500), 5000 - late(5000)] == pytest.approx([500_000, 0], abs=20)
+    assert lateness(ahead[:-1], marks)(500_000) == 0  # one was not seen
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -471,6 +482,9 @@ def test_a_training_script_has_a_time_and_the_same_memory_as_without(runs: WarmR
     assert timed.result["unknown_share"] < 0.05
     assert len(timed.result["timeline"]["gract"]) == 100
 
+    # A range that is open at the end of a recording would write into what the profiler has freed.
+    recorded = [json.loads(text)[0] for text in traces.load(tmp_path / "train.trace").signatures]
+    assert not any(name.startswith("Optimizer.step") for name in recorded)
     found = work_of(traces.load(tmp_path / "train.trace"))
     assert found is not None
     assert found.num_samples == 16

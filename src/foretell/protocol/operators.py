@@ -35,3 +35,6 @@ COMPILED: Final = {
 }
 """Names of calls that stand for a launch of a kernel of Triton, by the beginning of the name that Inductor gave it; the
 last is for kernels that the script brings. Their inputs are the kernel's tensors, and how many elements it is about."""
+
+LOADER: Final = "enumerate(DataLoader)"
+"""How the names of PyTorch's own ranges around the delivery of a batch begin."""

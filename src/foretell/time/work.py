@@ -12,6 +12,7 @@ from math import prod
 from typing import Literal
 
 from foretell.protocol.native_log import CUDA_DATA_TYPES, CUDNN_DATA_TYPES, DIRECTIONS, EDGES, EVENT_USES, ROUTES
+from foretell.protocol.operators import LOADER
 from foretell.records import Phase
 from foretell.time.linking import Callers, is_within, within
 from foretell.time.rules import COMPILED_NAMES, ELEMENT_BYTES, Call, Tensor, load_of, parse
@@ -118,7 +119,6 @@ LONG_OPERATOR_US = 150
 """An operator on the CPU that takes longer computes; a shorter one is counted."""
 MOST_BYTES_A_THREAD = 256
 """Of an elementwise kernel: 16 elements of four tensors in fp32."""
-_LOADER = "enumerate(DataLoader)"
 AS_NEIGHBOURS = -2
 """The stream of a call of a library, which is not logged: that of the kernel before."""
 
@@ -475,7 +475,7 @@ def _loading(trace: Trace, step: RecordedStep) -> dict[int, float]:
     """How long each delivery of a batch took in the step, by the row of its operator: as it was measured of other
     batches without hooks, or here, less the time in which another process had the CPU."""
     operators = trace.operators
-    rows = [row for row, number in enumerate(operators.signature) if _LOADER in trace.signatures[number]]
+    rows = [row for row, number in enumerate(operators.signature) if LOADER in trace.signatures[number]]
     shapes = {batch.shape for batch in trace.batches if batch.step == step.step}
     measured = [batch.took_us for batch in trace.batches if batch.took_us is not None and batch.shape in shapes]
     if measured:

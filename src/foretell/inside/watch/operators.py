@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, wraps
 from typing import Any
 
-from ...protocol.operators import COLUMNS, COMPILED, LIST
+from ...protocol.operators import COLUMNS, COMPILED, LIST, LOADER
 from ..capture import Capture, in_main_thread
 from ..stop.autograd_threads import wait_for_autograd
 from .delay import delay_ns
@@ -33,6 +33,8 @@ STEPS = (1, 2)
 PASS = 1
 MAX_OPERATORS = 400_000
 LOOP_LENGTH = 20_000
+NUM_MARKS = 3
+_MARK = "foretell::time"
 _DEVICE_OR_MANAGED = (2, 3)
 """cudaMemoryType. The device of a tensor is not asked of the profiler: in torch 2.15 that corrupts the heap."""
 _VIEWS = frozenset(
@@ -65,6 +67,8 @@ class Operators:
         self._rows: _Rows | None = None
         self._num_kept = 0
         """Rows that graphs need; others make room for those of the next step."""
+        self._marks: list[tuple[int, int, int]] = []
+        """Nanoseconds before, inside and after calls that only tell the time."""
         self._phases_kept: list[tuple[int, str]] = []
         """Of the same time."""
         self._has_captured = False
@@ -81,11 +85,28 @@ class Operators:
         self._capture.on_batch.append(self._guarded(self._batch_comes))
         self._capture.before_end.append(self._guarded(self._process_ends))
         self._capture.guarded("CUDA graphs", self._watch_graphs)
+        self._capture.guarded("ranges of the profiler", self._leave_out_ranges)
         watch = self._capture.imports.when_imported
         watch("triton.runtime.jit", lambda jit: self._watch_kernels(jit.JITFunction))
         watch(
             "torch._inductor.runtime.triton_heuristics", lambda module: self._watch_kernels(module.CachingAutotuner)
         )
+
+    def _leave_out_ranges(self) -> None:
+        """A range that begins while the profiler runs writes its end into the profiler's memory. Steps end inside of
+        one, that of `Optimizer.step`, or of the script: the memory would be gone by then."""
+
+        def entering(original: Any) -> Any:
+            @wraps(original)
+            def enter(scope: Any) -> Any:
+                if self._profile is None or str(scope.name).startswith(LOADER):
+                    return original(scope)
+                scope.run_callbacks_on_exit = False
+                return scope
+
+            return enter
+
+        self._capture.patches.wrap(self._torch.autograd.profiler.record_function, "__enter__", entering)
 
     def _watch_graphs(self) -> None:
         graph, patches = self._torch.cuda.CUDAGraph, self._capture.patches
@@ -203,6 +224,8 @@ class Operators:
             self._phases = [(time.time_ns() // 1000, self._capture.phase)]
             self._profile = profile
             profile._start_trace()
+        self._marks.clear()
+        self._mark_time()
         self._begin = (kind, number, time.time_ns(), time.process_time_ns())
         self._delay_before, self._loading_before = delay_ns(), self._capture.loading_ns
 
@@ -211,11 +234,12 @@ class Operators:
             return
         cpu, now, delay = time.process_time_ns(), time.time_ns(), delay_ns()
         kind, number, begin, cpu_before = self._begin
+        self._mark_time()
         loading = self._capture.loading_ns - self._loading_before
         results = self._disable()
         rows = self._rows = self._rows or _Rows(self._torch)
         rows.truncate(self._num_kept)
-        rows.add(results.experimental_event_tree())  # while the results are alive
+        rows.add(results.experimental_event_tree(), self._marks)  # while the results are alive
         self._begin = ("", 0, 0, 0)
         if self._has_captured:
             self._num_kept, self._has_captured = len(rows), False
@@ -227,6 +251,15 @@ class Operators:
             "cpu_us": (cpu - cpu_before) // 1000, "delay_us": (delay - self._delay_before) // 1000,
             "loading_us": loading // 1000, "loop_us": loop_us(), "phases": [*self._phases_kept, *self._phases],
         }  # fmt: skip
+
+    def _mark_time(self) -> None:
+        """Let the profiler see calls whose time is known: its own clock follows from the processor's, and on a busy
+        machine may be off by more than an operator takes."""
+        for _ in range(NUM_MARKS):
+            before = time.time_ns()
+            with self._torch._C._profiler._RecordFunctionFast(_MARK):
+                inside = time.time_ns()
+            self._marks.append((before, inside, time.time_ns()))
 
     def _abandon(self) -> None:
         if self._profile is not None:
@@ -271,25 +304,34 @@ class _Rows:
         for column in self.columns.values():
             del column[length:]
 
-    def add(self, tree: Any) -> None:
+    def add(self, tree: Any, marks: list[tuple[int, int, int]]) -> None:
+        first, seen = len(self), []
         waiting = [(event, -1) for event in reversed(tree)]
         columns = self.columns
         while waiting:
             event, parent = waiting.pop()
             children = event.children
+            if event.name == _MARK:
+                seen.append((event.start_time_ns, event.start_time_ns + event.duration_time_ns))
+                continue
             if event.tag == self._kind and (children or event.name not in _VIEWS):
                 row = len(self)
                 if row >= MAX_OPERATORS:
-                    return
+                    break
                 begin = event.start_time_ns
-                columns["begin_us"].append(begin // 1000)
-                columns["end_us"].append((begin + event.duration_time_ns) // 1000)
+                columns["begin_us"].append(begin)
+                columns["end_us"].append(begin + event.duration_time_ns)
                 columns["signature"].append(self._number(event))
                 columns["parent"].append(parent)
                 thread = self._threads.setdefault(event.start_tid, len(self._threads))
                 columns["thread"].append(min(thread, 255))
                 parent = row
             waiting += [(child, parent) for child in reversed(children)]
+        late = lateness(seen, marks)
+        for name in ("begin_us", "end_us"):
+            column = columns[name]
+            for row in range(first, len(self)):
+                column[row] = (column[row] - round(late(column[row]))) // 1000
 
     def _number(self, event: Any) -> int:
         inputs = tuple(map(self._input, event.extra_fields.inputs))
@@ -332,6 +374,24 @@ def loop_us() -> float:
             total += number * number
         times.append(time.thread_time_ns() - begin)
     return sorted(times)[2] / 1000
+
+
+def lateness(
+    seen: list[tuple[int, int]], marks: list[tuple[int, int, int]]
+) -> Callable[[int], float]:
+    """How many nanoseconds the profiler's clock is ahead at one of its times: from when it saw the marks begin and end,
+    those at the begin and those at the end of the recording. 0 where what it saw agrees with them."""
+    if len(seen) != len(marks) or not marks:
+        return lambda time_ns: 0.0
+    pairs = list(zip(seen, marks, strict=True))
+    points = []
+    for part in (pairs[:NUM_MARKS], pairs[-NUM_MARKS:]):
+        (begin, end), (before, inside, after) = min(part, key=lambda pair: pair[1][2] - pair[1][0])
+        ahead = 0 if before <= begin <= inside <= end <= after else (begin + end) / 2 - inside
+        points.append(((begin + end) / 2, ahead))
+    (start, at_start), (stop, at_stop) = points
+    slope = (at_stop - at_start) / max(1.0, stop - start)
+    return lambda time_ns: at_start + slope * (time_ns - start)
 
 
 def _pointer_kinds() -> Callable[[int], bool]:
