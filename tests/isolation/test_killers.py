@@ -37,13 +37,13 @@ def _has_kernel_isolation(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 class Running:
-    """`foretell run stubborn.py`, with a folder of its own for temporary files."""
+    """`foretell run stubborn.py`, with little patience and a folder of its own for temporary files."""
 
     def __init__(self, folder: Path, *words: str) -> None:
         self._folder = folder
         self._marker = str(folder)
         (folder / "tmp").mkdir()
-        command = [sys.executable, "-m", "foretell", "run", "--quiet", "--gpu", "rtx-3060", *words]
+        command = [sys.executable, str(HERE / "impatient.py"), "run", "--quiet", "--gpu", "rtx-3060", *words]
         self.process = subprocess.Popen(
             [*command, "--", sys.executable, str(HERE / "stubborn.py"), self._marker], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, cwd=folder, env={**os.environ, "TMPDIR": str(folder / "tmp")},
