@@ -34,6 +34,8 @@ HANG_SECONDS = 1800.0
 """A limit that only what hangs reaches, however busy the machine; nothing else in the tests is decided by a clock."""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Also of all that tests start: threads of several workers on few cores wait for each other, and burn CPU meanwhile."""
+os.environ["HF_HUB_OFFLINE"] = "1"
+"""Nothing is downloaded; and read when packages are imported, so that one warm process does for all runs alike."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def run_foretell(tmp_path: Path) -> RunForetell:
             [sys.executable, "-m", "foretell", "run", "--gpu", gpu, "--steps", steps, "--json", str(json_file),
              *(options or []), "--", *map(str, command)],
             cwd=cwd or tmp_path, capture_output=True, text=True, timeout=timeout,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", **(environment or {})},
+            env={**os.environ, "COLUMNS": "120", **(environment or {})},
         )  # fmt: skip
         result = json.loads(json_file.read_text()) if json_file.exists() else {}
         return ForetellRun(process.returncode, process.stdout, process.stderr, result)
@@ -185,10 +187,10 @@ def the_record(output: str) -> str:
 class CpuReference:
     """Scripts on the plain CPU, in forks of a warm process: no virtual GPU, no hooks. Each workload of the zoo once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: Warm) -> None:
         self._folder = folder
         self._records: dict[str, str] = {}
-        self._warm = Warm()
+        self._warm = warm
 
     def record(self, workload: str) -> str:
         """Which way the workload goes on the CPU, as tests/zoo/recorder.py writes it."""
@@ -202,7 +204,7 @@ class CpuReference:
         folder = Path(mkdtemp(dir=self._folder))
         program = Program(
             argv=(sys.executable, *words),
-            environment={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
+            environment={**os.environ, **(environment or {})},
             cwd=ZOO,
             stdout=folder / OUTPUT,
             stderr=folder / OUTPUT,
@@ -213,15 +215,10 @@ class CpuReference:
         assert ended.exit_status == 0, f"{words} fails on the CPU:\n{output}"
         return output
 
-    def close(self) -> None:
-        self._warm.close()
-
 
 @pytest.fixture(scope="session")
-def cpu_reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuReference]:
-    reference = CpuReference(tmp_path_factory.mktemp("cpu-reference"))
-    yield reference
-    reference.close()
+def cpu_reference(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> CpuReference:
+    return CpuReference(tmp_path_factory.mktemp("cpu-reference"), warm)
 
 
 @pytest.fixture(scope="session")

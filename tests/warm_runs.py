@@ -41,7 +41,7 @@ class WarmRuns:
             command=tuple(map(str, command)),
             gpu=gpus.find(gpu),
             cwd=cwd,
-            environment=changes({"HF_HUB_OFFLINE": "1", **(environment or {})}),
+            environment=changes(environment or {}),
             context_bytes=context_bytes,
             used_by_others_bytes=used_by_others_bytes,
             profile=profile,

@@ -82,12 +82,15 @@ UNDOING = """
 
     def names():
         '''What each attribute of each module, and of each class in one, stands for.'''
-        found = {{}}
+        found, seen = {{}}, set()
         for title, module in list(sys.modules.items()):
             is_other = title.startswith(("foretell_child", "__main__", "__mp_main__"))
             if is_other or not isinstance(module, types.ModuleType):
                 continue
             for owner in [module, *(value for value in list(vars(module).values()) if isinstance(value, type))]:
+                if id(owner) in seen:
+                    continue
+                seen.add(id(owner))
                 owners[id(owner)] = owner
                 found |= {{(id(owner), name): value for name, value in list(vars(owner).items())}}
         return found
@@ -100,6 +103,7 @@ UNDOING = """
         return str(type(value).__module__).startswith("foretell_child")
 
     owners = {{}}
+    before = names()
     for options in {all_options!r}:
         sys.stdout.flush()
         if os.fork() == 0:
@@ -107,7 +111,6 @@ UNDOING = """
         assert os.wait()[1] == 0
     else:
         os._exit(0)
-    before = names()
     environment, hooks = dict(os.environ), sys.meta_path[:]
     capture = inside.install({{"directory": {directory!r}, **options}})
     model = torch.nn.Linear(8, 8).cuda()
