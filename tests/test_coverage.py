@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from benchmarks.coverage import judge
-from benchmarks.coverage.jobs import Fork, Job
+from benchmarks.coverage.jobs import Fork, Job, Result
 from benchmarks.coverage.sampling import SAMPLE, read_sample, sample
 from benchmarks.coverage.tiny_configs import shrunk
-from benchmarks.coverage.worker import MODULES, work
 
 from conftest import ZOO
 from foretell.runs import Warm
 
-NUM_WORKERS = 2
+Work = Callable[[Job], Result]
 
 
-def in_group(number: int, job: Job) -> pytest.ParameterSet:
-    """Half of the jobs share a warm worker, so they belong on one worker of pytest-xdist."""
-    return pytest.param(job, id=job.key, marks=pytest.mark.xdist_group(f"coverage-{number % NUM_WORKERS}"))
+@pytest.fixture(scope="module")
+def work() -> Iterator[Work]:
+    """In forks of a process that has imported the three libraries, which takes seconds, as it does in this process."""
+    from benchmarks.coverage import worker
+
+    with Warm(modules=worker.MODULES) as warm:
+        yield lambda job: worker.work(job, warm)
 
 
-@pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
-    with Warm(modules=MODULES) as processes:
-        yield processes
-
-
-@pytest.mark.parametrize("job", [in_group(number, job) for number, job in enumerate(read_sample())])
-def test_model_runs_as_on_the_cpu(job: Job, warm: Warm) -> None:
-    result = work(job, warm)
+@pytest.mark.parametrize("job", read_sample(), ids=lambda job: job.key)
+def test_model_runs_as_on_the_cpu(job: Job, work: Work) -> None:
+    result = work(job)
     assert result.outcome == "ran", "\n".join([f"{result.outcome}: {result.reason}", *result.evidence])
     assert result.num_lines > 20, "a record this short says nothing"
     assert result.peak_reserved >= result.peak_allocated > 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+if find_spec("torch") is None or find_spec("sklearn") is None:  # not imported here: that takes seconds
+    pytest.skip("torch or scikit-learn is not installed", allow_module_level=True)
 
 from benchmarks import gpumemnet as table
 from tests.test_published_learned import examples
