@@ -353,6 +353,23 @@ def test_sums_over_rows_share_a_buffer(shape: tuple[int, int], buffers: tuple[in
     assert kernel_memory.sum_of_rows(summed, CARD) == buffers
 
 
+def test_group_norm_sums_over_groups_and_channels() -> None:
+    """As the real PyTorch asks for on the virtual RTX 3060."""
+    shape, numbers = (512, 64, 8, 8), ("512", "64", "64", "32")
+    forward = operator("aten::native_group_norm", shape, (64,), (64,), values=("", "", "", *numbers, "1e-05"))
+    assert kernel_memory.group_norm(forward, CARD) == (131072, 131072)
+    plain = operator("aten::native_group_norm", shape, values=("", "", "", *numbers, "1e-05"))
+    assert kernel_memory.group_norm(plain, CARD) == ()
+    half = replace(forward, inputs=tuple(replace(tensor, element="c10::Half") for tensor in forward.tensors))
+    assert kernel_memory.group_norm(half, CARD) == (65536, 65536, 131072, 131072)
+    tensors = (shape, shape, (512, 32), (512, 32), (64,))
+    values = ("", "", "", "", "", *numbers, "[True, True, True]")
+    backward = operator("aten::native_group_norm_backward", *tensors, values=values)
+    assert kernel_memory.group_norm_backward(backward, CARD) == (131072, 131072, 65536, 65536, 131072)
+    frozen = replace(backward, values=(*values[:-1], "[False, True, True]"))
+    assert kernel_memory.group_norm_backward(frozen, CARD) == (131072, 131072)
+
+
 def test_the_backward_pass_of_an_embedding_sorts_many_indices() -> None:
     many = operator("aten::embedding_dense_backward", (32, 128, 256), (32, 128), values=("", "", "8000", "-1", "False"))
     assert max(kernel_memory.embedding_backward(many, CARD)) == 4613120

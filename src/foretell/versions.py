@@ -120,6 +120,13 @@ GROUPED_EFFICIENT_ATTENTION = Difference(
     before="it takes as many keys as queries",
     seen_since=("2.15",),
 )
+GROUP_NORM_SUMS_IN_FLOAT = Difference(
+    since=(2, 9),
+    what="group norm in half precision has mean and deviation in single precision as well",
+    before="it has them in half precision alone",
+    seen_before=("2.6",),
+    seen_since=("2.15",),
+)
 CHUNKS_OF_EACH_NORM = Difference(
     since=(2, 15),
     what="`_foreach_norm` has a partial sum for each chunk of each tensor",

@@ -88,6 +88,27 @@ def layer_norm_parts(rows: int, width: int, num_sms: int) -> int:
     return min(32768 // -(-width // 32), -(-rows // 32))
 
 
+def group_norm_sums(
+    rows: int, channels: int, groups: int, area: int, *, has_weight: bool, is_half: bool, is_channels_last: bool
+) -> tuple[int, ...]:
+    """group_norm_kernel.cu, forward: how many numbers of the type of its sums each buffer has. In half precision these
+    are mean and deviation of each group; then a factor and a summand of each channel."""
+    of_groups = (rows * groups, rows * groups) if is_half else ()
+    of_channels = (rows * channels, rows * channels) if area > 1 and (has_weight or is_channels_last) else ()
+    return (*of_groups, *of_channels)
+
+
+def group_norm_gradient_sums(
+    rows: int, channels: int, groups: int, area: int, *, has_weight: bool, needs_input: bool, is_channels_last: bool
+) -> tuple[int, ...]:
+    """The same, backward: two sums of each channel; for the gradient of the input two numbers of each group and a
+    factor of each channel, which channels last do without."""
+    of_channels = (rows * channels, rows * channels) if area > 1 else ()
+    of_input = (rows * groups, rows * groups) if needs_input else ()
+    factor = (rows * channels,) if needs_input and has_weight and area > 1 and not is_channels_last else ()
+    return (*of_channels, *of_input, *factor)
+
+
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 

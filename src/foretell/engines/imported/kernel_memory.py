@@ -5,6 +5,7 @@ Sizes were measured on the virtual GPU, which runs PyTorch's own host code: torc
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from foretell.engines.imported.card import Card
 from foretell.engines.imported.cpu_profile import Operator, Tensor
 from foretell.engines.imported.moments import NEVER, AtEnd, before
 from foretell.rules import cublas, kernels
+from foretell.versions import GROUP_NORM_SUMS_IN_FLOAT
 
 Rule = Callable[[Operator, Card], tuple[int, ...]]
 
@@ -40,6 +42,39 @@ def layer_norm_backward(operator: Operator, card: Card) -> tuple[int, ...]:
     rows = tensor.num_elements // max(width, 1)
     parts = kernels.layer_norm_parts(rows, width, card.gpu.num_sms)
     return (parts * width * tensor.element_bytes,) * 2 if parts else ()
+
+
+def group_norm(operator: Operator, card: Card) -> tuple[int, ...]:
+    tensor, values = operator.tensors[0], operator.values
+    if len(values) < 7 or not values[6].isdecimal() or not tensor.num_elements:
+        return ()
+    sums = kernels.group_norm_sums(
+        *_rows_channels_groups_area(tensor, values[6]),
+        has_weight=len(operator.tensors) > 1,
+        is_half=tensor.element_bytes == 2 and GROUP_NORM_SUMS_IN_FLOAT.holds_in(card.torch),
+        is_channels_last=not tensor.is_contiguous,
+    )
+    return tuple(max(4, tensor.element_bytes) * size for size in sums)
+
+
+def group_norm_backward(operator: Operator, card: Card) -> tuple[int, ...]:
+    """Its arguments: gradient, input, mean, deviation, weight, four numbers, and which gradients are wanted."""
+    values = operator.values
+    if len(values) < 10 or not values[8].isdecimal() or not operator.tensors[0].num_elements:
+        return ()
+    tensor = operator.tensors[1]
+    sums = kernels.group_norm_gradient_sums(
+        *_rows_channels_groups_area(tensor, values[8]),
+        has_weight=len(operator.tensors) > 4,
+        needs_input=values[9].startswith("[True"),
+        is_channels_last=not tensor.is_contiguous,
+    )
+    return tuple(max(4, tensor.element_bytes) * size for size in sums)
+
+
+def _rows_channels_groups_area(tensor: Tensor, groups: str) -> tuple[int, int, int, int]:
+    rows, channels, *area = tensor.shape
+    return rows, channels, int(groups), math.prod(area)
 
 
 def sum_of_rows(operator: Operator, card: Card) -> tuple[int, ...]:
@@ -80,6 +115,8 @@ TEMPORARIES: dict[str, Rule] = {
     "aten::embedding_dense_backward": embedding_backward,
     "aten::sum": sum_of_rows,
     "aten::native_layer_norm_backward": layer_norm_backward,
+    "aten::native_group_norm": group_norm,
+    "aten::native_group_norm_backward": group_norm_backward,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": attention_calls.backward_temporaries,
 }
 
@@ -158,7 +195,7 @@ _UNLIKE = re.compile(
     r"aten::(topk|cumsum|cumprod|unique\w*|_unique2|multinomial|nonzero|masked_select|index_put_?|_index_put_impl_|"
     r"lstm|gru|rnn_tanh|rnn_relu|lstm_cell|gru_cell|_thnn\w*|_?ctc_loss|_?fft\w*|stft|"
     r"linalg_(?!vector_norm)\w+|_linalg\w*|cholesky\w*|svd|qr|"
-    r"native_group_norm\w*|grid_sampler\w*|upsample_bicubic2d\w*|_embedding_bag\w*|kthvalue|histc|bincount)$"
+    r"grid_sampler\w*|upsample_bicubic2d\w*|_embedding_bag\w*|kthvalue|histc|bincount)$"
 )
 """Operators whose CUDA kernels are known to take extra memory, of unknown size."""
 

@@ -10,7 +10,7 @@ from .signature import Signature
 
 _WITHOUT_RULE = re.compile(
     r"(?!aten::)|aten::(_?linalg_(?!vector_norm)|_fft|cholesky|lu_|triangular_solve|ormqr|topk|_embedding_bag|"
-    r"scatter_reduce|index_reduce|native_group_norm|_grouped_mm|_scaled_mm)"
+    r"scatter_reduce|index_reduce|_grouped_mm|_scaled_mm)"
 )
 """Operators whose kernels take extra memory, as seen on the virtual GPU; nothing is known of other packages'
 operators."""

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....rules.kernels import layer_norm_parts
+from ....rules.kernels import group_norm_gradient_sums, group_norm_sums, layer_norm_parts
+from ....versions import GROUP_NORM_SUMS_IN_FLOAT
 from .convolution import layout_of
 from .registration import Tensor, extra_memory, kernel, torch
 
@@ -49,6 +50,37 @@ def layer_norm_backward(
     _sum_rows(device, x, shape, num_results=2)
 
 
+@extra_memory("native_group_norm")
+def group_norm(
+    device: PythonCuda, x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: int, channels: int, area: int,
+    groups: int, epsilon: float,
+) -> None:  # fmt: skip
+    is_half = x.dtype in (torch.float16, torch.bfloat16) and GROUP_NORM_SUMS_IN_FLOAT.holds_in(device.version)
+    has_weight = weight is not None or bias is not None
+    sizes = group_norm_sums(
+        rows, channels, groups, area, has_weight=has_weight, is_half=is_half, is_channels_last=_is_channels_last(x)
+    )
+    _take_sums(device, x, sizes)
+
+
+@extra_memory("native_group_norm_backward")
+def group_norm_backward(
+    device: PythonCuda, grad: Tensor, x: Tensor, mean: Tensor, deviation: Tensor, weight: Tensor | None, rows: int,
+    channels: int, area: int, groups: int, wanted: Sequence[bool],
+) -> None:  # fmt: skip
+    sizes = group_norm_gradient_sums(
+        rows, channels, groups, area, has_weight=weight is not None, needs_input=wanted[0],
+        is_channels_last=_is_channels_last(x),
+    )  # fmt: skip
+    like_input = grad.contiguous(memory_format=torch.channels_last) if _is_channels_last(x) else grad
+    _take_sums(device, x, sizes)
+    del like_input
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and not x.is_contiguous()  # torch has made it contiguous in one of the two ways
+
+
 @kernel("_fused_rms_norm")
 def fused_rms_norm(
     device: PythonCuda, x: Tensor, shape: Sequence[int], weight: Tensor | None = None, epsilon: float | None = None
@@ -57,8 +89,7 @@ def fused_rms_norm(
     x = x.contiguous()
     out = torch.empty_like(x)
     rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
-    sum_type = torch.float64 if x.dtype is torch.float64 else torch.float32
-    return out, torch.empty(rows, dtype=sum_type, device=x.device)
+    return out, torch.empty(rows, dtype=_sum_type(x), device=x.device)
 
 
 @kernel("_fused_rms_norm_backward")
@@ -72,6 +103,16 @@ def fused_rms_norm_backward(
     if grad_weight is not None:
         _sum_rows(device, x, shape, num_results=1)
     return grad_x, grad_weight
+
+
+def _take_sums(device: PythonCuda, x: Tensor, sizes: Sequence[int]) -> None:
+    with device.rule("sums of groups and channels"):
+        taken = [device.memory.empty((size,), (1,), _sum_type(x)) for size in sizes]
+        del taken
+
+
+def _sum_type(x: Tensor) -> Any:
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def _sum_rows(device: PythonCuda, x: Tensor, shape: Sequence[int], *, num_results: int) -> None:
