@@ -450,6 +450,14 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
             "exception", 11, type="ModuleNotFoundError", message="No module named 'data'", where="train.py:3",
             is_oom=False,
         ).trace(exit_status=1),
+        "a GPU that is not there": new().torch().journal(
+            "exception", 11, type="torch.AcceleratorError", message="CUDA error: invalid device ordinal\nCompile with",
+            where="train.py:3", is_oom=False,
+        ).trace(exit_status=1),
+        "a worker that failed": new().torch().journal(
+            "exception", 11, type="TypeError", where="train.py:3", is_oom=False,
+            message="Caught TypeError in DataLoader worker process 0.\nOriginal Traceback:\nTypeError: no argument",
+        ).trace(exit_status=1),
         "a Python without hooks": new().trace(is_python=True),
         "SIGSEGV before a step": replace(new().torch().trace(exit_status=-11), is_ended=False),
         "a timeout before a step": new().torch().trace(is_timed_out=True, exit_status=-15),

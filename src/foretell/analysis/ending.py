@@ -18,6 +18,7 @@ DECIDES = "decides "
 _OF_READ_VALUES = ("IndexError", "KeyError", "ZeroDivisionError")
 _OF_VALUES = (*_OF_READ_VALUES, "AssertionError", "RuntimeError", "ValueError")
 """Errors that a value can cause; the first ones also where the code does not show that it decides anything."""
+_CAUGHT = re.compile(r"Caught \S+ (in [^\n]+)\.\n")
 _OF_NCCL = re.compile(r"NCCL.*last error:\s*(rank[^\n]+)", re.IGNORECASE | re.DOTALL)
 _REMEDIES = {
     "time_limit": "Increase the limit, or run fewer steps with --steps N.",
@@ -104,6 +105,8 @@ def _failure(trace: Trace) -> str:
     rank = "" if trace.exception.rank is None else f" on rank {trace.exception.rank}"
     if nccl := _OF_NCCL.search(trace.exception.message):  # the reason, behind what PyTorch says of the call
         return f"failed{rank}{where}: {nccl[1]}"
+    if quoted := _CAUGHT.match(trace.exception.message):  # from a worker of a DataLoader, a replica of DataParallel
+        return f"failed{rank}{where}: {message[-1]} ({quoted[1]})"
     return f"failed{rank}{where}: {trace.exception.type}{': ' + message[0] if message else ''}"
 
 
@@ -115,6 +118,8 @@ def _other_reason(trace: Trace) -> str:
         return f"Before that, it could not reach {trace.exception.unreached}; --online allows downloads"
     if trace.exception.type == "ModuleNotFoundError" and not trace.steps:
         return "To use the packages of another environment, name its Python: foretell run -- /path/to/python SCRIPT.py"
+    if "invalid device ordinal" in trace.exception.message:
+        return "It asked for a GPU that this machine does not have: --gpus-per-node N gives it N of them"
     kind = trace.exception.type
     if kind == "KeyError" and not trace.exception.message.lstrip("-").isdigit():  # not a number
         return ""
