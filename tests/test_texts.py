@@ -450,6 +450,10 @@ def test_refusals(golden: Any, tmp_path: Path) -> None:
             "exception", 11, type="ModuleNotFoundError", message="No module named 'data'", where="train.py:3",
             is_oom=False,
         ).trace(exit_status=1),
+        "a notebook as a script": new().torch().journal(
+            "exception", 11, type="NameError", message="name 'get_ipython' is not defined", where="train.py:3",
+            is_oom=False,
+        ).trace(exit_status=1),
         "a GPU that is not there": new().torch().journal(
             "exception", 11, type="torch.AcceleratorError", message="CUDA error: invalid device ordinal\nCompile with",
             where="train.py:3", is_oom=False,

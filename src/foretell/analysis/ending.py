@@ -118,6 +118,8 @@ def _other_reason(trace: Trace) -> str:
         return f"Before that, it could not reach {trace.exception.unreached}; --online allows downloads"
     if trace.exception.type == "ModuleNotFoundError" and not trace.steps:
         return "To use the packages of another environment, name its Python: foretell run -- /path/to/python SCRIPT.py"
+    if "'get_ipython'" in trace.exception.message:
+        return "A notebook's commands need IPython: foretell run -- ipython SCRIPT.py"
     if "invalid device ordinal" in trace.exception.message:
         return "It asked for a GPU that this machine does not have: --gpus-per-node N gives it N of them"
     kind = trace.exception.type
