@@ -121,6 +121,22 @@ def test_interpolating_contiguous_images_takes_an_access_to_memory_for_each_chan
     assert interpolated("contiguous") > 10 * interpolated("channels_last")
 
 
+@pytest.mark.parametrize("name", ["nll_loss_forward", "nll_loss_backward"])
+def test_a_loss_touches_one_score_of_each_row_however_many_classes_there_are(name: str) -> None:
+    def loss(rows: int, classes: int) -> float:
+        scores, target = ["float32", [rows, classes], "contiguous", True], ["int64", [rows], "contiguous", True]
+        gradient = [["float32", [], "contiguous", True]] if name == "nll_loss_backward" else []
+        load = load_of(parse(json.dumps([f"aten::{name}", [*gradient, scores, target]])), ())
+        item = Item(
+            issued_us=0, kernel_class=load.kernel_class, bytes=load.bytes, rounds=load.rounds, blocks=1, threads=256
+        )  # fmt: skip
+        return seconds(item, A100, constants())
+
+    assert loss(4096, 50257) == loss(4096, 10)
+    assert loss(4096, 50257) < 50e-6
+    assert loss(1 << 20, 10) > 10 * loss(4096, 10)
+
+
 def test_an_operator_without_the_tensors_of_its_rule_is_unknown() -> None:
     on_cpu = ["float32", [64, 128], "contiguous", False]
     for name in ("native_batch_norm", "convolution_backward", "native_dropout", "embedding_dense_backward"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from foretell.protocol.operators import COMPILED, LIST
@@ -18,6 +18,12 @@ ELEMENT_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int16": 2, "float16": 2, "bfloat16": 2,
     "int32": 4, "float32": 4, "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
+
+_SECTOR_BYTES = 32
+"""What is read from memory for a value that stands alone."""
+_ROWS_OF_A_LOSS_THREAD, _MOST_LOSS_THREADS = 16, 1024
+"""`nll_loss_threads` of PyTorch: the only block of the loss grows with its rows up to 1,024 threads. Older versions always
+have 32."""
 
 COMPILED_NAMES = frozenset(name.rpartition("::")[2] for name in COMPILED.values())
 
@@ -105,7 +111,7 @@ def load_of(call: Call, kernels: Sequence[str]) -> Load:
     if rule is not None:
         try:
             return rule(call)
-        except (IndexError, ValueError):  # fewer tensors on the GPU than the rule is about
+        except (IndexError, StopIteration, ValueError):  # fewer tensors on the GPU than the rule is about
             return Load("other", _elementwise(call).bytes, is_known=False)
     if call.name.startswith(("_foreach_", "_fused_", "_amp_")):
         return _lists(call)
@@ -249,6 +255,19 @@ def _upsample(rounds: int) -> Callable[[Call], Load]:
     return rule
 
 
+def _one_score_each(is_row: bool) -> Callable[[Call], Load]:
+    """Of the scores of all classes, the loss touches one for each target. The zeros of its gradient are an operator of
+    their own. Where a row of scores has a target (not each pixel of an image), one block goes through all targets, and
+    reads each before its score."""
+
+    def rule(call: Call) -> Load:
+        target = next(each for each in call.on_gpu if each.dtype in ("int64", "uint8"))
+        rounds = 2 * ceil(max(_ROWS_OF_A_LOSS_THREAD, target.elements / _MOST_LOSS_THREADS)) if is_row else 0
+        return Load("reduction", target.bytes + target.elements * (_SECTOR_BYTES if is_row else 4), rounds=rounds)
+
+    return rule
+
+
 def _pool_backward(call: Call) -> Load:
     tensors = call.on_gpu
     return Load("pool", tensors[0].bytes + sum(each.bytes for each in tensors[2:]) + 2 * tensors[1].bytes)
@@ -346,8 +365,8 @@ _RULES: dict[str, Callable[[Call], Load]] = {
     "logsumexp": _reduction, "cumsum": _times_largest("reduction", 2),
     "_softmax": _times_largest("softmax", 2), "_log_softmax": _times_largest("softmax", 2),
     "_softmax_backward_data": _times_largest("softmax", 3), "_log_softmax_backward_data": _times_largest("softmax", 3),
-    "nll_loss_forward": _reduction, "nll_loss_backward": _times_largest("elementwise", 1),
-    "nll_loss2d_forward": _reduction, "nll_loss2d_backward": _times_largest("elementwise", 1),
+    "nll_loss_forward": _one_score_each(is_row=True), "nll_loss_backward": _one_score_each(is_row=True),
+    "nll_loss2d_forward": _one_score_each(is_row=False), "nll_loss2d_backward": _one_score_each(is_row=False),
     "mse_loss": _inputs_and("elementwise", 0), "binary_cross_entropy_with_logits": _inputs_and("elementwise", 1),
     "native_layer_norm": _times_largest("norm", 2), "native_layer_norm_backward": _times_largest("norm", 5),
     "_fused_rms_norm": _times_largest("norm", 2), "_fused_rms_norm_backward": _times_largest("norm", 5),
