@@ -22,8 +22,8 @@ ELEMENT_BYTES = {
 _SECTOR_BYTES = 32
 """What is read from memory for a value that stands alone."""
 _ROWS_OF_A_LOSS_THREAD, _MOST_LOSS_THREADS = 16, 1024
-"""`nll_loss_threads` of PyTorch: the only block of the loss grows with its rows up to 1,024 threads. Older versions always
-have 32."""
+"""`nll_loss_threads` of PyTorch: the only block of the loss grows with its rows up to 1,024 threads. Older versions
+always have 32."""
 
 COMPILED_NAMES = frozenset(name.rpartition("::")[2] for name in COMPILED.values())
 
