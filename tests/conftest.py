@@ -250,6 +250,31 @@ def in_forks(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "run", in_fork)
 
 
+@pytest.fixture
+def run_in_forks(
+    in_forks: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> RunForetell:
+    """The command of `run_foretell` in this process, the script in a fork. The script's own output is not shown."""
+    from foretell.cli import main
+
+    def run(
+        *command: str | Path, gpu: str = "rtx-3060", steps: str = "all", options: list[str] | None = None,
+        cwd: Path | None = None,
+    ) -> ForetellRun:  # fmt: skip
+        json_file = tmp_path / "estimate.json"
+        json_file.unlink(missing_ok=True)
+        monkeypatch.chdir(cwd or tmp_path)
+        monkeypatch.setenv("COLUMNS", "120")
+        capfd.readouterr()
+        words = ["--gpu", gpu, "--steps", steps, "--json", str(json_file), *(options or [])]
+        code = main(["run", *words, "--", *map(str, command)])
+        said = capfd.readouterr()
+        result = json.loads(json_file.read_text()) if json_file.exists() else {}
+        return ForetellRun(code, said.out, said.err, result)
+
+    return run
+
+
 PYTEST_IN_FORKS = """
 import os
 

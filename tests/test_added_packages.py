@@ -71,8 +71,8 @@ def test_quantised_layers_take_a_byte_or_half_a_byte_a_weight(run_warm) -> None:
 
 
 @needs("bitsandbytes", "peft", "transformers")
-def test_qlora_holds_the_base_in_4_bits_and_trains_the_adapters_alone(run_feature) -> None:
-    run = run_feature("qlora")
+def test_qlora_holds_the_base_in_4_bits_and_trains_the_adapters_alone(run_warm) -> None:
+    run = run_warm("qlora")
     num_weights, weight_bytes = numbers_of(run, "4bit ")
     assert weight_bytes == num_weights / 2
     num_trained, num_adapters = numbers_of(run, "trained ")
@@ -110,8 +110,8 @@ def test_what_a_triton_kernel_writes_is_no_longer_known_and_what_it_reads_is(run
 
 
 @needs("liger_kernel", "transformers")
-def test_ligers_fused_loss_never_holds_all_logits(run_feature) -> None:
-    run = run_feature("liger")
+def test_ligers_fused_loss_never_holds_all_logits(run_warm) -> None:
+    run = run_warm("liger")
     logits, fused_peak = numbers_of(run, "fused loss ")
     assert fused_peak < logits < numbers_of(run, "plain loss ")[1]
     assert lines_of(run, "norm")[0].startswith("LigerRMSNorm")

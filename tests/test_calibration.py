@@ -65,20 +65,20 @@ def test_a_calibration_of_the_virtual_gpu_reproduces_it(name: str, tmp_path: Pat
     assert measured.peak == guessed.peak
 
 
-def test_a_profile_replaces_what_is_guessed(tmp_path: Path, run_foretell: RunForetell) -> None:
+def test_a_profile_replaces_what_is_guessed(tmp_path: Path, run_in_forks: RunForetell) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
-    done = run_foretell(tmp_path / "train.py", options=["--profile", str(tmp_path / "profile.json")])
+    done = run_in_forks(tmp_path / "train.py", options=["--profile", str(tmp_path / "profile.json")])
     assert done.code == 0, done.tail()
     assert done.peak["context_bytes"] == 256 << 20
     assert done.peak["library_bytes"] == 3 << 20
 
 
-def test_a_profile_of_another_card_is_refused(tmp_path: Path, run_foretell: RunForetell) -> None:
+def test_a_profile_of_another_card_is_refused(tmp_path: Path, run_in_forks: RunForetell) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
     profile = ["--profile", str(tmp_path / "profile.json")]
-    done = run_foretell(tmp_path / "train.py", gpu="a100-40gb", options=profile)
+    done = run_in_forks(tmp_path / "train.py", gpu="a100-40gb", options=profile)
     assert done.code == 2
     assert "RTX 3060" in done.stderr
     assert "A100" in done.stderr

@@ -206,9 +206,9 @@ def test_a_value_nobody_knows_is_a_caveat_with_its_line(cpu_run: RunForetell) ->
     assert any("script.py:4" in caveat for caveat in run.result["caveats"]), run.result["caveats"]
 
 
-def test_out_of_memory_is_a_verdict_where_it_happens(run_foretell: RunForetell, tmp_path: Path) -> None:
+def test_out_of_memory_is_a_verdict_where_it_happens(run_in_forks: RunForetell, tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text("import torch\nkept = [torch.empty(1 << 30, device='cuda') for _ in range(4)]\n")
-    run = run_foretell(tmp_path / "large.py", gpu="10GiB,sm86", options=["--engine", "cpu", "--context", "300MiB"])
+    run = run_in_forks(tmp_path / "large.py", gpu="10GiB,sm86", options=["--engine", "cpu", "--context", "300MiB"])
     assert run.code == 3, run.tail()
     assert run.result["verdict"] == "oom"
     assert run.result["oom"]["where"].endswith("large.py:2")
@@ -262,8 +262,8 @@ def test_an_operator_it_does_not_know_gives_no_number(cpu_run: RunForetell) -> N
         assert "--engine virtual" in run.stderr
 
 
-def test_explain_is_about_the_cpu_engine(run_foretell: RunForetell) -> None:
-    run = run_foretell(ZOO / "mlp_adam.py", cwd=ZOO, options=["--engine", "cpu", "--explain"])
+def test_explain_is_about_the_cpu_engine(run_in_forks: RunForetell) -> None:
+    run = run_in_forks(ZOO / "mlp_adam.py", cwd=ZOO, options=["--engine", "cpu", "--explain"])
     assert run.code == 0, run.tail()
     for layer in ("moved to the card", "forward", "backward", "optimizer", "cuBLAS workspace"):
         assert layer in run.stdout, run.stdout

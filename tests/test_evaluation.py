@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from foretell.cli import main
 from foretell.errors import UsageError
 from foretell.evaluation import cases, intervals, metrics, regressor, runner, statistics, tables, times
 from foretell.evaluation.records import Answer, Case, OtherEstimate
@@ -241,14 +242,23 @@ def test_a_markdown_table_has_a_row_for_each_tool() -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def evaluate(folder: Path, *words: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "foretell", "evaluate", str(folder), "--answers", str(cache), *words],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+Evaluate = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_measured_runs_are_trained_again_and_compared(tmp_path: Path) -> None:
+@pytest.fixture
+def evaluate(in_forks: None, capfd: pytest.CaptureFixture[str]) -> Evaluate:
+    """The command, in this process; what it runs, in forks."""
+
+    def run(folder: Path, *words: str, cache: Path) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        code = main(["evaluate", str(folder), "--answers", str(cache), *words])
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(words, code, said.out, said.err)
+
+    return run
+
+
+def test_measured_runs_are_trained_again_and_compared(evaluate: Evaluate, tmp_path: Path) -> None:
     rows = [
         "512,10,3,pyramid,64,relu,0.0,False,False,1500,True",
         "512,10,3,pyramid,64,relu,0.0,False,False,1600,True",  # the same run, measured twice
@@ -291,7 +301,9 @@ def test_measured_runs_are_trained_again_and_compared(tmp_path: Path) -> None:
         (["--html", "nowhere/page.html"], "no such folder"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_runs(tmp_path: Path, words: list[str], message: str) -> None:
+def test_wrong_usage_is_told_before_anything_runs(
+    evaluate: Evaluate, tmp_path: Path, words: list[str], message: str
+) -> None:
     write(tmp_path, "mlp_a100", MLP_COLUMNS)
     done = evaluate(tmp_path, *words, cache=tmp_path / "answers")
     assert done.returncode == 2
@@ -312,7 +324,7 @@ def test_every_set_of_measured_runs_can_be_read() -> None:
 
 
 @pytest.mark.skipif(not GROUND_TRUTH.is_dir(), reason=f"no measured runs in {GROUND_TRUTH}")
-def test_plain_nets_on_an_a100_are_estimated_to_the_mebibyte(tmp_path: Path) -> None:
+def test_plain_nets_on_an_a100_are_estimated_to_the_mebibyte(evaluate: Evaluate, tmp_path: Path) -> None:
     words = ["--sets", "mlp_plain_a100", "--sample", "12", "--rows", "kept", "--json", "-", "--quiet"]
     done = evaluate(GROUND_TRUTH, *words, cache=tmp_path / "answers")
     assert done.returncode == 0, done.stderr
