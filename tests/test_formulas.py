@@ -38,6 +38,9 @@ JOB = JobFeatures(
     optimizer="Adam",
     foreach=True,
     element_bytes=4,
+    played_bytes=22 * MIB,
+    played_workspace_bytes=22 * MIB,
+    compute_capability=(8, 0),
 )
 
 
@@ -193,3 +196,11 @@ def test_a_batch_scales_activations_and_not_parameters() -> None:
     double = JOB.with_batch(200)
     assert (double.saved_bytes, double.parameter_bytes, double.input_shape) == (1_200_000, 4 * PARAMETERS, (200, 1000))
     assert [layer.activations for layer in double.layers or ()] == [100_000, 100_000, 2_000]
+
+
+def test_the_linear_layers_of_gpt2_are_no_convolutions() -> None:
+    kinds = ("Embedding", "LayerNorm", "Conv1D")
+    layers = tuple(Layer(kind=kind, activations=100, parameters=100) for kind in kinds)
+    assert replace(JOB, layers=layers).family == "transformer"
+    assert replace(JOB, layers=layers, convolutions=None).family == "transformer"
+    assert replace(JOB, layers=(replace(layers[0], kind="Conv1d"),), convolutions=None).family == "cnn"

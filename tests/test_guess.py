@@ -80,7 +80,7 @@ def test_another_text_is_no_summary() -> None:
 
 def test_a_guess_from_a_summary_is_wider_and_says_what_it_lacks() -> None:
     complete = answer(JOB, A100)
-    summary = answer(replace(JOB, saved_bytes=None, convolutions=None, backward_peak_bytes=None), A100)
+    summary = answer(replace(JOB, saved_bytes=None, convolutions=None, played_bytes=None), A100)
     assert "only layers and parameters are known" in summary.notes[0]
     assert summary.device_low_bytes < summary.device_bytes < summary.device_high_bytes
     assert complete.notes == ()

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.test_formulas import JOB
 
 from foretell import gpus
 from foretell.errors import UsageError
-from foretell.evaluation import instant
+from foretell.evaluation import instant, trained
 from foretell.evaluation.records import Case
 from foretell.features import Guess, JobFeatures, plain_features
 from foretell.formulas import Formula
 from foretell.formulas.device import beside_bytes
+from foretell.learn import train
+from foretell.learn.dataset import Row
+from foretell.learn.draws import head_of
+from foretell.learn.train import Labelled
 from foretell.runs import Store
 from foretell.units import GIB, MIB
 
@@ -111,3 +116,52 @@ def test_a_job_is_described_again_when_its_script_has_changed(tmp_path: Path, mo
         store.close()
         assert set(found) == {"cnn_a100/1", "cnn_a100/2"}
     assert asked == ["mlp.py", "mlp.py"]  # both cases are one job
+
+
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [("tf_efficientnet_b0", "efficientnet"), ("wide_resnet50_2", "resnet"), ("facebook/opt-125m", "opt"), ("", "")],
+)
+def test_names_of_an_architecture_have_a_head(model: str, head: str) -> None:
+    assert head_of(model) == head
+
+
+@pytest.mark.parametrize(
+    ("group", "is_relative"),
+    [("timm-resnet", True), ("torchvision-seresnet", True), ("language_model-gpt", True), ("timm-vgg", False),
+     ('["cnn", 3]', False), ("mlp_a100-mlp_a100/4", False)],
+)  # fmt: skip
+def test_labels_of_the_judged_architectures_are_known_by_their_group(group: str, is_relative: bool) -> None:
+    assert trained.is_relative(group, ["seresnet50", "openai-community/gpt2"]) is is_relative
+
+
+def test_a_run_is_judged_without_the_labels_of_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And without itself among the measured runs."""
+    seen: list[tuple[set[str], set[str]]] = []
+
+    def card_of(trained: object, rows: list[Row], measured: list[Labelled]) -> dict[str, str]:
+        seen.append(({row.group for row in rows}, {each.features.name for each in measured}))
+        return {}
+
+    monkeypatch.setattr(train, "train", lambda rows: SimpleNamespace(models={}))
+    monkeypatch.setattr(train, "card_of", card_of)
+    names = ("resnet50", "vgg16", "densenet121")
+    cases = [
+        replace(a_case(i, GIB), arguments=("--model", name, "--batch-size", "8")) for i, name in enumerate(names)
+    ]
+    labels = [a_row(f"timm-{name}") for name in ("resnet", "vgg", "densenet", "vit")]
+    measured = [replace(a_row(f"cnn_a100-{i}"), features=replace(JOB, name=case.key)) for i, case in enumerate(cases)]
+    found = trained.own_held_out(cases, labels, measured, num_folds=3)
+    assert sorted(found.estimators) == [case.key for case in cases]
+    assert [groups | {"timm-vit"} for groups, _ in seen] == [groups for groups, _ in seen]
+    assert {frozenset({"timm-resnet", "timm-vgg", "timm-densenet"} - groups) for groups, _ in seen} == {
+        frozenset({"timm-resnet"}), frozenset({"timm-vgg"}), frozenset({"timm-densenet"})
+    }  # fmt: skip
+    assert all(len(keys) == 2 for _, keys in seen)
+
+
+def a_row(group: str) -> Row:
+    return Row(
+        kind="timm", group=group, gpu="400GiB,sm80", torch="2.6.0", source="virtual", draw="", features=JOB,
+        reserved_bytes=GIB,
+    )  # fmt: skip

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "virtual": NOUNS,
     "rules": {"errors", "units", "records", "versions"},
     "allocator": {"errors", "units", "records", "versions", "protocol"},
-    "inside": {"protocol", "namespaces", "rules", "engines.python_cuda"},
+    "inside": {"versions", "protocol", "namespaces", "rules", "allocator", "engines.python_cuda"},
     "inside.bootstrap": set(),
     "engines": set(),
     "engines.python_cuda": {"inside", "rules", "allocator", "protocol", "versions"},

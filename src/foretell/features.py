@@ -13,6 +13,7 @@ Source = Literal["model", "script", "config", "summary", "typed"]
 ZeroGrad = Literal["before_forward", "before_backward", "later"]
 _NOT_EXPECTED = {
     "source", "name", "attention_heads", "gpu", "torch_version", "earlier_bytes", "zero_grad", "keeps_gradients",
+    "played_workspace_bytes", "played_growth_bytes", "compute_capability",
 }  # fmt: skip
 
 
@@ -101,6 +102,13 @@ class JobFeatures:
     """Where a step sets gradients to zero, as seen before the first backward pass; `later`: not until then."""
     keeps_gradients: bool | None = None
     """`zero_grad(set_to_none=False)`: gradients live on through the next step."""
+    played_bytes: int | None = None
+    """Reserved after two steps that were played on the caching allocator, without workspaces of convolutions."""
+    played_workspace_bytes: int | None = None
+    """The same with the workspaces of a card of `compute_capability`."""
+    played_growth_bytes: int | None = None
+    """How much more it is with each further batch of that size."""
+    compute_capability: tuple[int, int] | None = None
     gpu: str = ""
     torch_version: str = ""
 
@@ -111,22 +119,19 @@ class JobFeatures:
     @property
     def unknown(self) -> tuple[str, ...]:
         """The empty fields."""
-        return tuple(
-            each.name
-            for each in fields(self)
-            if each.name not in _NOT_EXPECTED and getattr(self, each.name) is None
-        )
+        return tuple([name for name in _EXPECTED if getattr(self, name) is None])
 
     @property
     def is_complete(self) -> bool:
         """Whether what a forward pass shows is known; a summary has only layers and parameters."""
-        needed = (self.parameter_bytes, self.saved_bytes, self.backward_peak_bytes, self.convolutions, self.layers)
+        needed = (self.parameter_bytes, self.saved_bytes, self.played_bytes, self.convolutions, self.layers)
         return all(each is not None for each in needed)
 
     @property
     def family(self) -> Family:
         kinds = {layer.kind for layer in self.layers or ()}
-        if self.convolutions or any(kind.startswith("Conv") for kind in kinds):
+        # `Conv1D` of transformers is a linear layer.
+        if self.convolutions or any(kind.startswith("Conv") and kind != "Conv1D" for kind in kinds):
             norms = sum(layer.kind.endswith("LayerNorm") for layer in self.layers or ())
             return "transformer" if norms > len(self.convolutions or ()) > 0 else "cnn"
         if any("Attention" in kind or ("Norm" in kind and not kind.startswith("BatchNorm")) for kind in kinds):
@@ -143,8 +148,16 @@ class JobFeatures:
         def scaled(value: int | None) -> int | None:
             return None if value is None else round(value * ratio)
 
-        held = self.trainable_bytes or 0
-        peak = self.backward_peak_bytes
+        def scaled_above(value: int | None, held: int) -> int | None:
+            return None if value is None else round(max(value - held, 0) * ratio) + min(value, held)
+
+        def grown(value: int | None) -> int | None:
+            if value is None or self.played_growth_bytes is None:
+                return scaled_above(value, held)
+            return max(min(value, held), round(value + (ratio - 1) * self.played_growth_bytes))
+
+        gradients = self.trainable_bytes or 0
+        held = (self.parameter_bytes or 0) + (self.buffer_bytes or 0) + gradients
         return replace(
             self,
             batch_size=batch_size,
@@ -153,7 +166,10 @@ class JobFeatures:
             saved_bytes=scaled(self.saved_bytes),
             output_bytes=scaled(self.output_bytes),
             forward_peak_bytes=scaled(self.forward_peak_bytes),
-            backward_peak_bytes=None if peak is None else round(max(peak - held, 0) * ratio) + min(peak, held),
+            backward_peak_bytes=scaled_above(self.backward_peak_bytes, gradients),
+            played_bytes=grown(self.played_bytes),
+            played_workspace_bytes=grown(self.played_workspace_bytes),
+            played_growth_bytes=scaled(self.played_growth_bytes),
             largest_bytes=scaled(self.largest_bytes),
             second_bytes=scaled(self.second_bytes),
             layers=None
@@ -171,6 +187,9 @@ class JobFeatures:
                 for each in self.convolutions
             ),
         )
+
+
+_EXPECTED = tuple(each.name for each in fields(JobFeatures) if each.name not in _NOT_EXPECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ process of its own.
 examples:
   foretell dataset generate --num 5000 --kinds mlp,cnn,encoder labels.csv.gz
   foretell dataset generate --num 100000 --seed 7 labels.parquet
+  foretell dataset generate --num 1000000 --workers ray labels.parquet
   foretell dataset merge labels.csv.gz measured.csv all.csv.gz
   foretell dataset describe all.csv.gz
 """

@@ -85,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --estimators: a model of `foretell train`, for the estimator it was trained as; may be repeated",
     )  # fmt: skip
     parser.add_argument(
+        "--labels", metavar="FILE", type=Path,
+        help="with --estimators guess: train on this data set, for each run without the labels of its architecture",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fine-tune", metavar="FILE", type=Path, help="with --labels: measured runs, as for `foretell train`"
+    )
+    parser.add_argument(
         "--workers", metavar="N|ray|ray://HOST:PORT", default=str(os.cpu_count() or 1),
         help="runs at a time on this machine, or a Ray cluster (default: one per CPU)",
     )  # fmt: skip
@@ -174,9 +181,15 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--sample {options.sample}: must be 1 or more.")
     check_targets({f"--{name}": getattr(options, name) for name in ("answers", "html", "json", "markdown", "fit")})
     check_targets({"--write-rows": options.write_rows})
-    for name in ("write_rows", "model"):
+    for name in ("write_rows", "model", "labels"):
         if getattr(options, name) and not options.estimators:
             raise UsageError(f"--{name.replace('_', '-')} goes with --estimators.")
+    if options.fine_tune and not options.labels:
+        raise UsageError("--fine-tune goes with --labels.")
+    for name in ("labels", "fine_tune"):
+        path = getattr(options, name)
+        if path is not None and not path.exists():
+            raise UsageError(f"--{name.replace('_', '-')} {path}: no such file.")
 
 
 def _sets(options: argparse.Namespace) -> list[str]:
@@ -247,10 +260,13 @@ def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
             progress.update(task, completed=done, total=total)
 
         jobs = instant.describe(cases, store, workers=options.workers, on_progress=show)
-        trainings = instant.num_trainings(cases, estimators)
+        labels, measured = ([] if path is None else dataset.read(path) for path in (options.labels, options.fine_tune))
+        trainings = instant.num_trainings(cases, estimators, has_labels=bool(labels))
         if trainings:
             task = progress.add_task("training estimators", total=trainings)
-        estimators = instant.trained_on(cases, jobs, estimators, on_fold=lambda: progress.advance(task))
+        estimators = instant.trained_on(
+            cases, jobs, estimators, labels=labels, measured=measured, on_fold=lambda: progress.advance(task)
+        )
     store.close()
     if options.write_rows:
         dataset.write(options.write_rows, instant.measured_rows(cases, jobs))

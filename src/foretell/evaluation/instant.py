@@ -74,9 +74,15 @@ def trained_on(
     jobs: dict[str, JobFeatures | str],
     estimators: dict[str, Estimator],
     *,
+    labels: Sequence[Row] = (),
+    measured: Sequence[Row] = (),
     on_fold: Callable[[], None] = lambda: None,
 ) -> dict[str, Estimator]:
-    """The estimators, with those that had no model trained in a cross-validation on the runs that are judged."""
+    """The estimators, with those that had no model trained in a cross-validation on the runs that are judged; with
+    `labels`, foretell's own on these, without the architectures that it is judged on."""
+    if labels and GUESS in estimators:
+        own = trained.own_held_out(cases, labels, measured, on_fold=on_fold)
+        estimators = {**estimators, GUESS: own}
     return {
         name: trained.held_out(each.name, cases, jobs, reserved_bytes, on_fold=on_fold)
         if isinstance(each, Untrained)
@@ -88,14 +94,19 @@ def trained_on(
 def about(estimators: dict[str, Estimator]) -> str:
     """What was trained how, and what could not be trained."""
     found = [each for each in estimators.values() if isinstance(each, trained.HeldOut)]
-    names = ", ".join(each.name for each in found)
+    names = ", ".join(each.name for each in found if each.name != GUESS)
     how = f" {names}: trained on these runs in {trained.FOLDS} folds, without the models each is judged on."
+    if any(each.name == GUESS for each in found):
+        how = f" {GUESS}: trained on the labels in {trained.OWN_FOLDS} folds, without the models each is judged on." + (
+            how if names else ""
+        )
     return (how if found else "") + "".join(f" {problem}" for each in found for problem in each.problems)
 
 
-def num_trainings(cases: Sequence[Case], estimators: dict[str, Estimator]) -> int:
+def num_trainings(cases: Sequence[Case], estimators: dict[str, Estimator], *, has_labels: bool = False) -> int:
     untrained = [each.name for each in estimators.values() if isinstance(each, Untrained)]
-    return sum(trained.num_trainings(name, cases) for name in untrained)
+    own = trained.OWN_FOLDS if has_labels and GUESS in estimators else 0
+    return own + sum(trained.num_trainings(name, cases) for name in untrained)
 
 
 def _models(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Estimator]:
@@ -114,8 +125,7 @@ def _models(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Estimator]
 def describe(
     cases: Sequence[Case], store: Store, *, workers: Workers, on_progress: Callable[[int, int], None]
 ) -> dict[str, JobFeatures | str]:
-    """By key of the case: its job, or why it could not be described. Runs that differ in the batch alone are described
-    once, and scaled."""
+    """By key of the case: its job, or why it could not be described."""
     jobs = {_job(case): case for case in reversed(cases)}
     missing = [case for job, case in jobs.items() if job not in store]
     questions = [(WORKLOADS / case.workload, case.arguments) for case in missing]
@@ -127,18 +137,13 @@ def describe(
 
 def _job(case: Case) -> str:
     """With a digest of its script: a job is described again when that has changed."""
-    words = list(case.arguments)
-    if "--batch-size" in words:
-        del words[words.index("--batch-size") : words.index("--batch-size") + 2]
-    return " ".join([case.workload, digest_of(WORKLOADS / case.workload), *words])
+    return " ".join([case.workload, digest_of(WORKLOADS / case.workload), *case.arguments])
 
 
 def _described(case: Case, answer: dict[str, object]) -> JobFeatures | str:
     if answer.get("features") is None:
         return str(answer.get("problem"))
-    features = features_from({"source": "script", **answer["features"], "name": case.key})  # type: ignore[dict-item]
-    batch_size = int(case.arguments[case.arguments.index("--batch-size") + 1])
-    return features if batch_size == features.batch_size else features.with_batch(batch_size)
+    return features_from({"source": "script", **answer["features"], "name": case.key})  # type: ignore[dict-item]
 
 
 def judge(
@@ -242,10 +247,10 @@ def measured_rows(cases: Sequence[Case], jobs: dict[str, JobFeatures | str]) -> 
         job = jobs[case.key]
         if isinstance(job, str) or case.is_oom:
             continue
-        model = str(case.factors.get("model", case.key)).split("_")[0]
+        family = trained.group_of(case)
         found.append(
             Row(
-                kind=case.set, group=f"{case.set}-{model}", gpu=case.gpu, torch=job.torch_version, source=case.set,
+                kind=case.set, group=f"{case.set}-{family}", gpu=case.gpu, torch=job.torch_version, source=case.set,
                 draw="", features=replace(job, name=case.key), reserved_bytes=reserved_bytes(case, job),
             )
         )  # fmt: skip

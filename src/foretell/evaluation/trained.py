@@ -3,8 +3,7 @@ other models, in a cross-validation over the very runs that are judged. That is 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from foretell import gpus
@@ -13,11 +12,16 @@ from foretell.evaluation.records import Case
 from foretell.features import Guess, JobFeatures
 from foretell.formulas import Estimator
 from foretell.learn.classes import Example, folds
+from foretell.learn.dataset import Row
+from foretell.learn.draws import head_of
+from foretell.learn.estimator import Learned
 from foretell.learn.methods import Method
 from foretell.learn.train import Labelled
 from foretell.records import Gpu
 
 FOLDS = 3
+_DRAWN_ALONE = ("[", "mlp", "cnn", "encoder")
+"""How groups begin whose jobs share no architecture: the draw itself, or a set of measured runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +76,7 @@ def num_trainings(method: Method, cases: Sequence[Case], *, num_folds: int = FOL
 
 def group_of(case: Case) -> str:
     """Runs of sister models are never both in training and in a test: `resnet`. Other runs are drawn one by one."""
-    model = case.factors.get("model")
-    head = re.match(r"[A-Za-z]*", str(model or ""))
-    return head[0].lower() if head and head[0] else case.key
+    return head_of(_model_of(case) or str(case.factors.get("model", ""))) or case.key
 
 
 def _trained(
@@ -100,3 +102,51 @@ def _trained(
     from foretell.learn import dnnperf
 
     return dnnperf.train(rows)
+
+
+# --- foretell's own, on labels ----------------------------------------------------------------------------------------
+
+OWN_FOLDS = 5
+
+
+def own_held_out(
+    cases: Sequence[Case],
+    labels: Sequence[Row],
+    measured: Sequence[Row],
+    *,
+    num_folds: int = OWN_FOLDS,
+    on_fold: Callable[[], None] = lambda: None,
+) -> HeldOut:
+    """foretell's own estimator, trained in folds on labels alone: a run is judged by one that saw no label, and no
+    measured run, of its architecture or of one whose name it shares (`resnet`, `seresnet`). Jobs that are drawn one by
+    one have no architecture to hold out. `measured`: for the factors and the intervals, never the run itself."""
+    from foretell.learn import train
+
+    numbers = folds([group_of(case) for case in cases], num_folds)
+    estimators: dict[str, Estimator] = {}
+    for fold in range(num_folds):
+        tested = [case for case, number in zip(cases, numbers, strict=True) if number == fold]
+        names = {_model_of(case) for case in tested} - {""}
+        keys = {case.key for case in tested}
+
+        def is_other(row: Row, names: set[str] = names, keys: set[str] = keys) -> bool:
+            return row.features.name not in keys and not is_relative(row.group, names)
+
+        rows = [row for row in labels if is_other(row)]
+        trained = train.train([row.labelled for row in rows])
+        card = train.card_of(trained, rows, [row.labelled for row in measured if is_other(row)])
+        estimators |= dict.fromkeys(keys, Learned(trained.models, card))
+        on_fold()
+    return HeldOut("guess", estimators)
+
+
+def is_relative(group: str, names: Iterable[str]) -> bool:
+    """Whether the group of a label (`timm-resnet`) and one of the names of models have an architecture in common."""
+    head = "" if group.startswith(_DRAWN_ALONE) else head_of(group.rpartition("-")[2])
+    return bool(head) and any(head in name or head_of(name) in head for name in names if head_of(name))
+
+
+def _model_of(case: Case) -> str:
+    """Its name, if it has one: `openai-community/gpt2`."""
+    words = case.arguments
+    return words[words.index("--model") + 1].lower() if "--model" in words else ""

@@ -5,21 +5,13 @@ from __future__ import annotations
 from math import ceil
 
 from foretell.features import JobFeatures
-
-_STATES = {
-    "SGD": 0, "Adafactor": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad": 1, "RMSprop": 1,
-    "Adadelta": 2, "ASGD": 1, "Rprop": 2, "Lion": 1, "LBFGS": 10,
-}  # fmt: skip
-"""State tensors of the size of each parameter, as the classes of torch.optim allocate them. Adafactor's are rows and
-columns."""
-_UNKNOWN_STATES = 2
+from foretell.rules.optimizers import num_states
 
 
 def state_bytes(features: JobFeatures) -> int:
     """Of the optimizer; an unknown one counts like Adam."""
     trained = features.trainable_bytes or features.parameter_bytes or 0
-    states = _STATES.get(features.optimizer or "Adam", _UNKNOWN_STATES)
-    return trained * (states + (features.optimizer in ("SGD", "RMSprop") and bool(features.momentum)))
+    return trained * num_states(features.optimizer, has_momentum=bool(features.momentum))
 
 
 def least_bytes(features: JobFeatures) -> int:

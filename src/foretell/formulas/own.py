@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from operator import mul
 from pathlib import Path
@@ -24,9 +24,8 @@ from foretell.units import MIB
 Depth = Literal["complete", "summary"]
 TERMS: dict[Depth, tuple[str, ...]] = {
     "complete": (
-        "constant", "parameters", "gradients", "states", "foreach", "largest_parameter", "held_gradients", "saved",
-        "forward", "backward", "saved_or_gradients", "saved_or_states", "saved_or_parameter", "workspace", "workspaces",
-        "workspace_or_gradients", "largest", "second", "input",
+        "constant", "parameters", "gradients", "states", "foreach", "largest_parameter", "held_gradients", "played",
+        "saved", "forward", "backward", "workspace", "largest", "second", "input",
     ),
     "summary": ("constant", "parameters", "gradients", "states", "activations", "largest", "second"),
 }  # fmt: skip
@@ -85,32 +84,33 @@ def terms(features: JobFeatures, gpu: Gpu, depth: Depth | None = None) -> list[f
         sizes = sorted((4 * layer.activations for layer in features.layers), reverse=True)
         return [*map(float, (*fixed, sum(sizes), sum(sizes[:1]), sum(sizes[1:2])))]
     saved, used = features.saved_bytes or 0, workspaces(features, gpu)
-    backward = (features.backward_peak_bytes or 0) - trained
-    for call, workspace in zip(features.convolutions or (), used, strict=True):
-        # While it runs backward: what was saved before it, gradients so far, both of its gradients, workspace.
-        within = call.saved_bytes + call.gradient_bytes + call.element_bytes * (prod(call.x) + prod(call.y)) + workspace
-        backward = max(backward, within - trained)
-    first, second = [*sorted(used, reverse=True), 0, 0][:2]
     holds_gradients = features.zero_grad == "before_backward" or features.keeps_gradients
     return [
         *map(float, fixed),
         float(trained if features.foreach else 0),
         float(features.largest_parameter_bytes or 0),
         float(trained if holds_gradients else 0),
+        played(features, gpu, used),
         float(saved),
         float(max((features.forward_peak_bytes or 0) - saved, 0)),
-        float(max(backward, saved)),
-        # What the backward pass frees, the optimizer takes, as far as its blocks fit.
-        float(max(saved, trained)),
-        float(max(saved, fixed[3])),
-        float(max(saved, features.largest_parameter_bytes or 0)),
-        float(first),
-        float(second),
-        float(max(first, trained)),
+        float(max((features.backward_peak_bytes or 0) - trained, saved)),
+        float(max(used, default=0)),
         float(features.largest_bytes or 0),
         float(features.second_bytes or 0),
         float(features.input_bytes or 0),
     ]
+
+
+def played(features: JobFeatures, gpu: Gpu, used: list[int]) -> float:
+    """Reserved by a step that was played. Workspaces of another card than the one described count in proportion."""
+    without = float(features.played_bytes or 0)
+    if not any(used) or features.played_workspace_bytes is None or features.compute_capability is None:
+        return without + max(used, default=0)
+    more = features.played_workspace_bytes - without
+    if features.compute_capability == gpu.compute_capability:
+        return without + more
+    described = max(workspaces(features, replace(gpu, compute_capability=features.compute_capability)), default=0)
+    return without + (more * max(used) / described if described else max(used))
 
 
 def formula_bytes(features: JobFeatures, gpu: Gpu) -> int:

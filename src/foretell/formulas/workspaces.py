@@ -7,11 +7,10 @@ from functools import lru_cache
 
 from foretell.features import ConvolutionCall, JobFeatures
 from foretell.records import Gpu
-from foretell.rules.convolution import Convolution, Direction, Sizes
-from foretell.rules.convolution_workspaces import workspace_by_rule
+from foretell.rules.convolution import Sizes
+from foretell.rules.convolution_workspaces import workspaces_of_call
 from foretell.versions import NEWEST_TORCH, PLANNED_CONVOLUTIONS, Version, parse_version
 
-_DIRECTIONS: tuple[Direction, ...] = ("forward", "data", "weights")
 _LAST_PIXELS = (128 * 39, 128 * 79, 128 * 95, 19_999, 128 * 599, 199_999)
 """Pixels of y at which cuDNN's plan may be the last with a larger workspace, by the thresholds of the rule."""
 
@@ -21,7 +20,7 @@ def workspaces(features: JobFeatures, gpu: Gpu) -> list[int]:
     does, because cuDNN copies nothing of larger images, it stays at the largest of the smaller batches."""
     if not features.convolutions:
         return []
-    version = _version(features.torch_version)
+    version = version_of(features.torch_version)
     return [workspace_of(call, gpu.compute_capability, version) for call in features.convolutions]
 
 
@@ -34,7 +33,7 @@ def workspace_of(call: ConvolutionCall, compute_capability: tuple[int, int], ver
 
 
 @lru_cache(maxsize=64)
-def _version(text: str) -> Version:
+def version_of(text: str) -> Version:
     return parse_version(text) or NEWEST_TORCH
 
 
@@ -45,26 +44,20 @@ def _largest(
 ) -> int:  # fmt: skip
     if len(x) not in (3, 4):
         return 0
-    if groups > 1 and w[1] == 1 and not is_transposed and not is_channels_last:
-        return 0  # PyTorch's own kernels
-    one = (1,) * (4 - len(x))
     pixels = max(1, y[-1] * (y[-2] if len(y) == 4 else 1))
     batches = {x[0]}
     if PLANNED_CONVOLUTIONS.holds_in(version):
         tiles = -(-y[1] // 128)
         batches |= set(_smaller(x[0], pixels, tiles))
     return max(
-        workspace_by_rule(
-            Convolution(
-                direction=direction, x=(batch, x[1], *one, *x[2:]), y=(batch, y[1], *one, *y[2:]),
-                w=w[:2] + one + w[2:], stride=one + stride, padding=(0,) * len(one) + padding,
-                dilation=one + dilation, groups=groups, element_bytes=element_bytes, is_channels_last=is_channels_last,
-            ),
-            compute_capability,
-            version,
+        max(
+            workspaces_of_call(
+                x=(batch, *x[1:]), y=(batch, *y[1:]), w=w, stride=stride, padding=padding, dilation=dilation,
+                groups=groups, is_transposed=is_transposed, is_channels_last=is_channels_last,
+                element_bytes=element_bytes, compute_capability=compute_capability, torch_version=version,
+            )
         )
         for batch in batches
-        for direction in _DIRECTIONS
     )  # fmt: skip
 
 

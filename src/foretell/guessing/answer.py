@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from foretell.errors import UsageError
 from foretell.features import Family, Guess, JobFeatures, Source
-from foretell.formulas.device import beside_bytes
+from foretell.formulas.device import of_libraries
 from foretell.learn import estimator
 from foretell.learn.estimator import Learned
-from foretell.records import Gpu
-from foretell.rules import context_interval
+from foretell.records import Gpu, LibraryBytes
+from foretell.rules import context_interval, library_bytes
 from foretell.units import GIB
 
 SCHEMA = "foretell.guess/1"
@@ -72,20 +72,35 @@ def answer_all(
     jobs: Sequence[JobFeatures], gpu: Gpu, *, context_bytes: int | None = None, model: Learned | None = None
 ) -> list[GuessedJob]:
     guesses = (model or estimator.shipped()).guess_all([(job, gpu) for job in jobs])
-    return [_answered(job, guess, gpu, context_bytes) for job, guess in zip(jobs, guesses, strict=True)]
+    beside = _Beside.of(gpu, context_bytes)
+    return [_answered(job, guess, gpu, beside) for job, guess in zip(jobs, guesses, strict=True)]
 
 
-def _answered(job: JobFeatures, guess: Guess | None, gpu: Gpu, context_bytes: int | None) -> GuessedJob:
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What is on the card beside PyTorch's memory."""
+
+    libraries: LibraryBytes
+    context_bytes: int
+    context_low: int
+    context_high: int
+
+    @classmethod
+    def of(cls, gpu: Gpu, context_bytes: int | None) -> _Beside:
+        context = gpu.context_bytes if context_bytes is None else context_bytes
+        libraries = library_bytes(gpu, context_bytes=context_bytes)
+        return cls(libraries, context, *context_interval(gpu, context, is_given=context_bytes is not None))
+
+
+def _answered(job: JobFeatures, guess: Guess | None, gpu: Gpu, beside: _Beside) -> GuessedJob:
     if guess is None or guess.low_bytes is None or guess.high_bytes is None or guess.bound_bytes is None:
         raise UsageError(
             f"too little is known of {job.name or 'the job'} for a guess: it needs layers, with their activations, and "
             f"parameter_bytes. Not known: {', '.join(job.unknown)}."
         )
-    context = gpu.context_bytes if context_bytes is None else context_bytes
-    context_low, context_high = context_interval(gpu, context, is_given=context_bytes is not None)
-    library = beside_bytes(job, gpu, context_bytes=context_bytes)
-    device = guess.reserved_bytes + library + context
-    low, high = guess.low_bytes + library + context_low, guess.high_bytes + library + context_high
+    library = of_libraries(job, beside.libraries)
+    device = guess.reserved_bytes + library + beside.context_bytes
+    low, high = guess.low_bytes + library + beside.context_low, guess.high_bytes + library + beside.context_high
     decision: Decision = "fits" if high <= gpu.total_bytes else "oom" if low > gpu.total_bytes else "unclear"
     width = _MLP_CLASS_BYTES if job.family == "mlp" else _CLASS_BYTES
     first = device // width * width
@@ -99,11 +114,11 @@ def _answered(job: JobFeatures, guess: Guess | None, gpu: Gpu, context_bytes: in
         batch_size=job.batch_size,
         reserved_bytes=guess.reserved_bytes,
         library_bytes=library,
-        context_bytes=context,
+        context_bytes=beside.context_bytes,
         device_bytes=device,
         device_low_bytes=low,
         device_high_bytes=high,
-        bound_bytes=guess.bound_bytes + library + context_high,
+        bound_bytes=guess.bound_bytes + library + beside.context_high,
         class_low_bytes=first,
         class_high_bytes=first + width,
         decision=decision,

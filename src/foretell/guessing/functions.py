@@ -53,7 +53,7 @@ def guess(
     elif isinstance(target, (list, tuple)):
         features = describe_script(api.make_job(target, gpu=card))
     else:
-        features = _describe_object(target, inputs, optimizer or "Adam")
+        features = _describe_object(target, inputs, optimizer or "Adam", card)
     if batch_size is not None and features.batch_size not in (None, batch_size):
         features = features.with_batch(batch_size)
     context_bytes = parse_bytes(context) if isinstance(context, str) else context
@@ -160,14 +160,15 @@ def _checked(description: Any, source: str, name: str) -> JobFeatures:
         raise UnsupportedError(f"{name}: cannot guess from what was seen of the job: {error}.") from None
 
 
-def _describe_object(model: Any, inputs: Sequence[Any], optimizer: str) -> JobFeatures:
+def _describe_object(model: Any, inputs: Sequence[Any], optimizer: str, gpu: Gpu) -> JobFeatures:
     if not hasattr(model, "named_parameters"):
         raise UsageError(f"cannot guess from {type(model).__name__}: give a torch.nn.Module, a command, or a name.")
     if not inputs:
         raise UsageError("a model object needs the inputs of one forward pass: foretell.guess(model, batch).")
     from foretell.learn.meta import describe_model
 
-    return _checked(describe_model(model, *inputs, optimizer=optimizer), "model", type(model).__name__)
+    described = describe_model(model, *inputs, optimizer=optimizer, compute_capability=gpu.compute_capability)
+    return _checked(described, "model", type(model).__name__)
 
 
 def _read(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -22,6 +23,8 @@ ACTIVATIONS = (
     "relu", "leaky_relu", "prelu", "elu", "selu", "tanh", "softplus", "swish", "mish", "gelu", "identity",
 )  # fmt: skip
 _ZERO_GRADS: tuple[ZeroGrad, ...] = ("before_forward", "before_forward", "before_backward", "later")
+_SOURCES = ("tf", "legacy", "wide", "ese", "eca", "dm", "nf", "gluon")
+"""Words before the name of an architecture."""
 _PLAIN_SHARE = 0.6
 """Of the jobs, with Adam in float32: what most people, and all of the measured runs, train with."""
 
@@ -51,9 +54,14 @@ class Draw:
     @property
     def group(self) -> str:
         """Jobs of one group are not independent of one another: the split is by group."""
-        name = str(next(filter(None, map(self.options.get, ("model", "model_type", "architecture"))), ""))
-        head = "".join(each if each.isalpha() else " " for each in name).split(" ")[0]
+        head = head_of(str(next(filter(None, map(self.options.get, ("model", "model_type", "architecture"))), "")))
         return f"{self.kind}-{head}" if head else self.kind
+
+
+def head_of(model: str) -> str:
+    """What names of an architecture have in common: `efficientnet` of `tf_efficientnet_b0`, `gpt` of `openai/gpt2`."""
+    words = re.findall(r"[a-z]+", model.rpartition("/")[2].lower())
+    return next((word for word in words if word not in _SOURCES), "")
 
 
 def draw(kinds: tuple[str, ...], num: int, *, seed: int) -> list[Draw]:
@@ -182,19 +190,55 @@ _TORCHVISION = (
     "swin_t", "vgg11", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vit_b_16", "vit_b_32", "wide_resnet50_2",
 )  # fmt: skip
 _TIMM = (
-    "beit_base_patch16_224", "botnet26t_256", "cait_xxs24_224", "coat_tiny", "convit_tiny", "convmixer_768_32",
-    "convnextv2_nano", "crossvit_tiny_240", "cspdarknet53", "cspresnet50", "darknet53", "deit_small_patch16_224",
-    "dla34", "dla60", "dm_nfnet_f0", "dpn68", "eca_nfnet_l0", "ecaresnet50d", "edgenext_small", "efficientformer_l1",
-    "efficientnet_b0", "efficientnet_b3", "efficientnet_lite0", "efficientnetv2_rw_t", "ese_vovnet39b", "fbnetc_100",
-    "fbnetv3_b", "gernet_m", "ghostnet_100", "gmlp_s16_224", "hardcorenas_a", "hrnet_w18", "inception_resnet_v2",
-    "inception_v4", "lcnet_100", "legacy_seresnet50", "levit_192", "maxvit_nano_rw_256", "mixer_s16_224",
-    "mixnet_s", "mobilenetv2_100", "mobilenetv3_large_100", "mobilevit_s", "nasnetalarge", "nf_resnet50",
-    "pit_s_224", "poolformer_s12", "pvt_v2_b1", "regnetx_032", "regnety_016", "repvgg_a2", "res2net50_26w_4s",
-    "resmlp_12_224", "resnest26d", "resnet26", "resnet50d", "resnetrs50", "resnetv2_50", "resnext50_32x4d",
-    "rexnet_100", "selecsls42b", "semnasnet_100", "seresnet50", "sequencer2d_s", "skresnet34", "spnasnet_100",
-    "swin_tiny_patch4_window7_224",
-    "tf_efficientnet_b0", "tinynet_a", "tresnet_m", "vgg13_bn", "visformer_small", "vit_small_patch16_224",
-    "volo_d1_224", "wide_resnet50_2", "xception41", "xcit_tiny_12_p16_224",
+    "bat_resnext26ts", "beit3_base_patch16_224", "beit_base_patch16_224", "botnet26t_256", "caformer_b36",
+    "cait_s24_224", "cait_xxs24_224", "coat_lite_medium", "coat_lite_tiny", "coat_tiny", "coatnet_0_224",
+    "coatnet_2_rw_224", "coatnet_bn_0_rw_224", "coatnet_rmlp_1_rw2_224", "coatnext_nano_rw_224", "convformer_b36",
+    "convit_base", "convit_tiny", "convmixer_1024_20_ks9_p14", "convmixer_768_32", "convnext_atto",
+    "convnext_femto_ols", "convnext_small", "convnextv2_atto", "convnextv2_nano", "cpubone_b0_bfrobust",
+    "cpubone_b2pt5_dwnorm", "crossvit_15_240", "crossvit_18_dagger_408", "crossvit_tiny_240", "cs3darknet_focus_l",
+    "cs3darknet_l", "cs3edgenet_x", "csatv2", "cspdarknet53", "cspresnet50", "cspresnext50", "darknet17", "darknet53",
+    "darknetaa53", "davit_base", "deepseek_vit_412m", "deit3_base_patch16_224", "deit_base_patch16_224",
+    "deit_small_patch16_224", "densenet121", "densenetblur121d", "dla102", "dla34", "dla60", "dla60_res2net",
+    "dm_nfnet_f0", "dm_nfnet_f4", "dpn107", "dpn68", "eca_botnext26ts_256", "eca_halonext26ts", "eca_nfnet_l0",
+    "eca_nfnet_l3", "eca_resnet33ts", "eca_resnext26ts", "eca_vovnet39b", "ecaresnet101d", "ecaresnet50d",
+    "ecaresnetlight", "edgenext_base", "edgenext_small", "efficientformer_l1", "efficientformerv2_l", "efficientnet_b0",
+    "efficientnet_b3", "efficientnet_cc_b0_4e", "efficientnet_lite0", "efficientnetv2_l", "efficientnetv2_rw_t",
+    "efficientvim_m1", "efficientvim_m3", "efficientvit_b0", "efficientvit_l1", "efficientvit_m2", "ese_vovnet39b",
+    "ese_vovnet39b_evos", "fasternet_l", "fasternet_t0", "fastvit_ma36", "fastvit_mci3", "fastvit_sa24", "fbnetc_100",
+    "fbnetv3_b", "flexivit_base", "focalnet_base_lrf", "focalnet_small_srf", "gc_efficientnetv2_rw_t", "gcresnet33ts",
+    "gcresnext26ts", "gcvit_base", "gemma4_vit_167m", "gernet_l", "gernet_m", "ghostnet_050", "ghostnet_100",
+    "ghostnetv2_100", "ghostnetv3_050", "gmixer_12_224", "gmlp_b16_224", "gmlp_s16_224", "halo2botnet50ts_256",
+    "halonet26t", "haloregnetz_b", "hardcorenas_a", "hardcorenas_d", "hgnet_base", "hgnetv2_b0", "hgnetv2_b3",
+    "hiera_base_224", "hiera_small_224", "hieradet_small", "hrnet_w18", "hrnet_w32", "iformer_h", "iformer_m",
+    "inception_next_atto", "inception_next_tiny", "inception_resnet_v2", "inception_v4", "lambda_resnet26rpt_256",
+    "lamhalobotnet50ts_256", "lcnet_035", "lcnet_100", "lcnetv2_base", "legacy_senet154", "legacy_seresnet101",
+    "legacy_seresnet50", "legacy_xception", "levit_128", "levit_192", "levit_conv_128", "lowformer_b0", "lowformer_b3",
+    "mambaout_base", "mambaout_femto", "maxvit_base_tf_224", "maxvit_nano_rw_256", "maxvit_rmlp_nano_rw_256",
+    "maxvit_small_tf_224", "maxxvit_rmlp_nano_rw_256", "maxxvitv2_nano_rw_256", "mixer_b16_224", "mixer_l32_224",
+    "mixer_s16_224", "mixnet_l", "mixnet_s", "mixnet_xxl", "mnasnet_050", "mobilenet_edgetpu_100", "mobilenetv1_100",
+    "mobilenetv2_075", "mobilenetv2_100", "mobilenetv3_large_100", "mobilenetv3_small_050", "mobilenetv4_conv_medium",
+    "mobilenetv5_300m", "mobileone_s0", "mobilevit_s", "mobilevitv2_050", "mobilevitv2_125", "mvitv2_base",
+    "nasnetalarge", "nest_base", "nest_small_jx", "nextvit_base", "nf_regnet_b0", "nf_regnet_b3", "nf_resnet50",
+    "nfnet_f4", "pit_b_224", "pit_s_224", "pit_ti_224", "pnasnet5large", "poolformer_m36", "poolformer_s12",
+    "poolformerv2_m36", "pvt_v2_b0", "pvt_v2_b1", "pvt_v2_b2_li", "qwen3_vit_306m", "qwen3_vit_416m_enc", "rdnet_base",
+    "regnetv_040", "regnetx_002", "regnetx_008", "regnetx_032", "regnetx_064", "regnety_002", "regnety_008_tv",
+    "regnety_016", "regnety_064", "regnety_1280", "regnetz_005", "regnetz_c16", "repghostnet_050", "repghostnet_111",
+    "repvgg_a0", "repvgg_a2", "repvgg_b1g4", "repvit_m0_9", "repvit_m1_5", "res2net101_26w_4s", "res2net50_26w_4s",
+    "res2net50_26w_6s", "resmlp_12_224", "resnest101e", "resnest269e", "resnest26d", "resnet101d", "resnet152d",
+    "resnet26", "resnet34d", "resnet50d", "resnet50s", "resnetaa101d", "resnetblur101d", "resnetrs101", "resnetrs270",
+    "resnetrs50", "resnetv2_101", "resnetv2_152", "resnetv2_34", "resnetv2_50", "resnetv2_50d_frn", "resnext50_32x4d",
+    "rexnet_100", "rexnetr_100", "sam2_hiera_base_plus", "samvit_base_patch16", "sebotnet33ts_256", "sedarknet21",
+    "sehalonet33ts", "selecsls42", "selecsls42b", "semnasnet_050", "semnasnet_100", "sequencer2d_l", "sequencer2d_s",
+    "seresnet152", "seresnet269d", "seresnet50", "seresnetaa50d", "seresnext101_32x8d", "seresnextaa101d_32x8d",
+    "shvit_s1", "skresnet18", "skresnet34", "spnasnet_100", "starnet_s050", "starnet_s150", "swiftformer_l1",
+    "swin_base_patch4_window7_224", "swin_s3_tiny_224", "swin_tiny_patch4_window7_224", "swinv2_base_window12_192",
+    "swinv2_cr_base_ns_224", "swinv2_cr_tiny_ns_224", "tf_efficientnet_b0", "tf_efficientnet_b1",
+    "tf_efficientnet_cc_b1_8e", "tf_efficientnetv2_b2", "tiny_vit_11m_224", "tinynet_a", "tnt_b_patch16_224",
+    "tresnet_l", "tresnet_m", "twins_pcpvt_base", "vgg11", "vgg13_bn", "vgg16", "visformer_small",
+    "vit_5b_patch16_sapiens2", "vit_base_patch16_rope_mixed_224", "vit_base_resnet50d_224",
+    "vit_medium_patch16_reg1_gap_256", "vit_relpos_base_patch32_plus_rpn_256", "vit_small_patch16_224",
+    "vit_small_patch16_rope_mixed_224", "volo_d1_224", "wide_resnet50_2", "xception41", "xception65",
+    "xcit_medium_24_p16_224", "xcit_small_12_p16_224", "xcit_tiny_12_p16_224",
 )  # fmt: skip
 _DRAWERS: dict[str, Callable[[random.Random], Draw]] = {
     "mlp": _mlp,

@@ -11,18 +11,24 @@ from typing import Any
 
 from foretell.errors import TraceError
 from foretell.features import Guess, JobFeatures
-from foretell.formulas.own import Depth, Group, Point, point_of
+from foretell.formulas.own import TERMS, Depth, Point, point_of
+from foretell.formulas.workspaces import version_of
 from foretell.learn import trees
 from foretell.learn.vectors import names, vector
 from foretell.plain import from_plain
 from foretell.records import Gpu
+from foretell.versions import PLANNED_CONVOLUTIONS
 
 SHIPPED = Path(__file__).parent / "models" / "reserved"
 _LARGEST_CORRECTION = 1.2
 """As a logarithm: a factor of 3.3 either way. More would be a job that is nothing like those of the data set."""
 _LARGEST_SPREAD = 5.0
 """As a logarithm: more is damage."""
-STRATA = ("mlp", "transformer", "language", "cnn", "cnn-normalized", "cnn-plain")
+_LARGE_WORKSPACE = 0.07
+"""Of the estimate."""
+STRATA = (
+    "mlp", "transformer", "language", "cnn", "cnn-fitted", "cnn-fitted-large", "cnn-planned", "cnn-planned-large",
+)  # fmt: skip
 """What `stratum` answers."""
 
 
@@ -54,7 +60,7 @@ class Learned:
         bounded = max(-_LARGEST_CORRECTION, min(_LARGEST_CORRECTION, correction))
         factor = self.card.get("factors", {}).get(point.group, 1.0)
         reserved = max(int(point.formula_bytes * exp(bounded) * factor), point.least_bytes)
-        spread = self.card["spreads"][point.depth][stratum(features, point.group)]
+        spread = self.card["spreads"][point.depth][stratum(features, point)]
         return Guess(
             estimator=self.name,
             reserved_bytes=reserved,
@@ -65,13 +71,16 @@ class Learned:
         )
 
 
-def stratum(features: JobFeatures, group: Group) -> str:
-    """Jobs with errors of one kind: the group and, of CNNs, whether they normalize, which most real ones do: what cuDNN
-    chooses matters more in the others."""
-    if group != "cnn":
-        return group
-    is_normalized = any("Norm" in layer.kind for layer in features.layers or ())
-    return "cnn-normalized" if is_normalized else "cnn-plain"
+def stratum(features: JobFeatures, point: Point) -> str:
+    """Jobs with errors of one kind: the group and, of CNNs, the rule that their workspaces are known by, and whether
+    the largest is a large part of the whole."""
+    if point.group != "cnn":
+        return point.group
+    rule = "planned" if PLANNED_CONVOLUTIONS.holds_in(version_of(features.torch_version)) else "fitted"
+    if point.depth == "summary":
+        return f"cnn-{rule}"
+    largest = point.terms[TERMS["complete"].index("workspace")]
+    return f"cnn-{rule}-large" if largest > _LARGE_WORKSPACE * point.formula_bytes else f"cnn-{rule}"
 
 
 def _notes(depth: Depth, features: JobFeatures, is_bounded: bool) -> tuple[str, ...]:

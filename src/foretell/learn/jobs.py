@@ -25,6 +25,7 @@ _INITIALIZERS = (
     "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_",
 )  # fmt: skip
 STEPS = 3
+_SKIPS_NOTHING = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,8 @@ def build(draw: Draw) -> Built:
 def train(draw: Draw) -> None:
     """On the current card, from the model's construction to its third step."""
     built = build(draw)
-    model = built.model.cuda().train()
     dtype = torch.bfloat16 if draw.precision == "bfloat16" else torch.float32
-    model = model.to(dtype)
+    model = built.model.to("cuda", dtype).train()
     if draw.has_summary:  # what tools that print a summary do first
         _outputs(model, _moved(built.batch(2)[0], dtype))
     if draw.has_rehearsal:
@@ -136,7 +136,8 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 @contextlib.contextmanager
 def without_initialization() -> Iterator[None]:
-    """Random numbers and initial weights are left out: on the virtual GPU they decide nothing."""
+    """Random numbers and initial weights are left out: on the virtual GPU they decide nothing. A single random number
+    on the CPU does: models skip a layer if it is small."""
 
     def leave(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return tensor
@@ -144,8 +145,12 @@ def without_initialization() -> Iterator[None]:
     def zeros(*args: Any, size: Any = None, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
         return torch.zeros(args[-1] if size is None else size, dtype=dtype or torch.int64)
 
+    def uniform(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made = torch.empty(*args, **kwargs)
+        return made.fill_(_SKIPS_NOTHING) if made.numel() == 1 else made
+
     replaced: list[tuple[Any, str, Any]] = [(nn.init, name, leave) for name in _INITIALIZERS]
-    replaced += [(torch, "randn", torch.empty), (torch, "rand", torch.empty), (torch, "randint", zeros)]
+    replaced += [(torch, "randn", torch.empty), (torch, "rand", uniform), (torch, "randint", zeros)]
     replaced += [(torch.Tensor, name, leave) for name in ("normal_", "uniform_", "trunc_normal_", "erfinv_")]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced if hasattr(owner, name)]
     for owner, name, replacement in replaced:

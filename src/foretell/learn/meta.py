@@ -16,9 +16,13 @@ from torch import nn
 
 from foretell.errors import UnsupportedError
 from foretell.inside.describe import Catcher, Described
+from foretell.rules import attention
+from foretell.versions import NEWEST_TORCH, parse_version
 
 
-def describe_model(model: nn.Module, *inputs: Any, optimizer: str = "Adam") -> dict[str, Any]:
+def describe_model(
+    model: nn.Module, *inputs: Any, optimizer: str = "Adam", compute_capability: tuple[int, int] = (8, 0)
+) -> dict[str, Any]:
     """The plain fields of `JobFeatures`, for one training step with the sum of the first output as its loss."""
     found: list[Any] = []
 
@@ -26,7 +30,11 @@ def describe_model(model: nn.Module, *inputs: Any, optimizer: str = "Adam") -> d
         found.append(description)
         raise Described
 
-    with contextlib.suppress(Described), Catcher(caught), _as_cuda_saves():
+    with (
+        contextlib.suppress(Described),
+        Catcher(caught, compute_capability=compute_capability),
+        _as_cuda_saves(compute_capability),
+    ):
         shadow = _on_meta(model).train()
         options = {"foreach": True} if optimizer in ("Adam", "AdamW", "SGD") else {}
         getattr(torch.optim, optimizer)(shadow.parameters(), lr=1e-3, **options)
@@ -74,35 +82,52 @@ def _first(value: Any) -> torch.Tensor:
     return value
 
 
-class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """Saves what the fused kernels save: query, key, value, result, and a number for each row."""
+def _fused_attention(plain: Any, compute_capability: tuple[int, int]) -> Any:
+    """scaled_dot_product_attention by the kernel that the card would use; on the meta device, PyTorch takes none."""
+    version = parse_version(str(torch.__version__)) or NEWEST_TORCH
+    platform = attention.Platform(compute_capability=compute_capability, torch_version=version)
 
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        result = query.new_empty((*query.shape[:-1], value.shape[-1]))
-        rows = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, result, rows)
+    def attend(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        found = (query, key, value)
+        backend = "math"
+        if all(each.dim() == 4 for each in found):
+            first, second, third = map(_operand, found)
+            call = attention.Attention(
+                query=first, key=second, value=third, has_mask=attn_mask is not None, dropout=dropout_p,
+                is_causal=is_causal, enables_gqa=enable_gqa,
+            )  # fmt: skip
+            backend = attention.choose(call, platform).backend
+        if backend == "math" or key.shape[1] != query.shape[1]:
+            grouped = {"enable_gqa": True} if enable_gqa else {}
+            result: torch.Tensor = plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **grouped)
+        elif backend == "efficient":
+            bias = None if attn_mask is None else attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+            operator = torch.ops.aten._scaled_dot_product_efficient_attention
+            result = operator(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
+        else:  # cuDNN saves the same tensors as flash attention
+            operator = torch.ops.aten._scaled_dot_product_flash_attention
+            result = operator(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return result
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        query, key, value, _, _ = ctx.saved_tensors
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    return attend
 
 
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    result: torch.Tensor = _Attention.apply(query, key, value)
-    return result
+def _operand(tensor: torch.Tensor) -> attention.Operand:
+    return attention.Operand(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
 @contextlib.contextmanager
-def _as_cuda_saves() -> Iterator[None]:
+def _as_cuda_saves(compute_capability: tuple[int, int]) -> Iterator[None]:
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(input, p, training)[0] if training and p > 0 else input
 
     functional = nn.functional
     before = functional.dropout, functional.scaled_dot_product_attention
-    functional.dropout, functional.scaled_dot_product_attention = dropout, _attention
+    fused = _fused_attention(functional.scaled_dot_product_attention, compute_capability)
+    functional.dropout, functional.scaled_dot_product_attention = dropout, fused
     try:
         yield
     finally:

@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 FOLDS = 5
 FEWEST_ROWS = 50
 FEWEST_MEASURED = 5
-FEWEST_OF_A_SOURCE = 200
+FEWEST_OF_A_SOURCE = 150
+_FEWEST_OF_A_STRATUM = 30
+MEASURED = "measured: "
 _PARAMETERS = {
-    "objective": "fair", "fair_c": 0.03, "monotone_constraints_method": "advanced",
-    "learning_rate": 0.08, "num_leaves": 20, "max_depth": 6, "min_data_in_leaf": 12,
+    "objective": "fair", "fair_c": 0.003, "monotone_constraints_method": "advanced",
+    "learning_rate": 0.1, "num_leaves": 12, "max_depth": 5, "min_data_in_leaf": 20,
     "lambda_l2": 1.0, "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1, "verbosity": -1,
     "num_threads": 1, "seed": 0,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-_ROUNDS = 160
+_ROUNDS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ def train(rows: Sequence[Labelled]) -> Trained:
                 errors[is_test] = target[is_test] - predicted
         models[depth] = _boosted(inputs, target, depth)
         found = tuple(
-            Residual(stratum(row.features, point.group), row.source, float(error))
+            Residual(stratum(row.features, point), row.source, float(error))
             for point, row, error in zip(points, chosen, errors, strict=True)
         )
         spreads[depth], scores[depth] = _spreads(found), _scores(found)
@@ -138,12 +140,16 @@ def train(rows: Sequence[Labelled]) -> Trained:
 
 
 def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[Labelled]) -> None:
-    """With a card that says what the model was trained on. `measured` fits one factor for each family."""
+    trees.save(path, trained.models, card_of(trained, rows, measured))
+
+
+def card_of(trained: Trained, rows: Sequence[Row], measured: Sequence[Labelled]) -> dict[str, Any]:
+    """What the model was trained on, and its intervals. `measured` fits one factor for each family."""
     def counted(name: str) -> dict[str, int]:
         return dict(Counter(str(getattr(row, name)) for row in rows))
 
     factors, spreads = adapted(trained, measured)
-    card = {
+    return {
         "features": {depth: list(names(depth)) for depth in TERMS},
         "spreads": spreads,
         "scores": trained.scores,
@@ -158,7 +164,6 @@ def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[L
         "largest_bytes": max(row.reserved_bytes for row in rows),
         "software": {"lightgbm": lightgbm().__version__, "parameters": _PARAMETERS, "rounds": _ROUNDS},
     }  # fmt: skip
-    trees.save(path, trained.models, card)
 
 
 def adapted(
@@ -173,10 +178,12 @@ def adapted(
     guesses = model.guess_all([(row.features, row.gpu) for row in measured])
     found: dict[str, list[Residual]] = {}
     for row, guess in zip(measured, guesses, strict=True):
-        if guess is not None and row.reserved_bytes > 0:
+        # One that would not fit ran with less, because the allocator gave back what it could: no need to learn that.
+        if guess is not None and row.reserved_bytes > 0 and guess.reserved_bytes <= row.gpu.total_bytes:
             point = own.point_of(row.features, row.gpu)
             residual = float(np.log(row.reserved_bytes / guess.reserved_bytes))
-            found.setdefault(point.group, []).append(Residual(stratum(row.features, point.group), row.source, residual))
+            one = Residual(stratum(row.features, point), f"{MEASURED}{row.source}", residual)
+            found.setdefault(point.group, []).append(one)
     factors: dict[str, float] = {}
     residuals = list(trained.residuals)
     for group, group_residuals in found.items():
@@ -194,7 +201,7 @@ def _at(rows: Sequence[Labelled], depth: Depth) -> list[Labelled]:
         return [row for row in rows if row.features.is_complete]
     hidden: dict[str, Any] = dict.fromkeys(
         ("saved_bytes", "output_bytes", "forward_peak_bytes", "backward_peak_bytes", "largest_bytes", "second_bytes",
-         "convolutions", "input_bytes")
+         "convolutions", "input_bytes", "played_bytes", "played_workspace_bytes", "played_growth_bytes")
     )  # fmt: skip
     return [replace(row, features=replace(row.features, **hidden)) for row in rows]
 
@@ -213,17 +220,22 @@ def _fold(group: str) -> int:
 
 
 def _of(residuals: Sequence[Residual], stratum: str) -> Sequence[Residual]:
-    """Those of the stratum, or of all if it has none: `cnn` are also those of `cnn-plain`."""
-    return [each for each in residuals if each.stratum.startswith(stratum)] or residuals
+    """Those of the stratum; if they are few, of the one it is part of: `cnn` are also those of `cnn-planned-large`."""
+    chosen = [each for each in residuals if each.stratum == stratum]
+    if stratum == "cnn" or len(chosen) < _FEWEST_OF_A_STRATUM:
+        whole = stratum.rpartition("-")[0] or stratum
+        chosen = [each for each in residuals if each.stratum == whole or each.stratum.startswith(f"{whole}-")]
+    return chosen or residuals
 
 
 def _by_source(residuals: Sequence[Residual]) -> dict[str, list[float]]:
-    """Sources with few rows are taken together."""
+    """Sources with few rows are taken together, labels and measured runs apart."""
     counts = Counter(each.source for each in residuals)
     found: dict[str, list[float]] = {}
     for each in residuals:
         is_small = counts[each.source] < FEWEST_OF_A_SOURCE
-        found.setdefault("others" if is_small else each.source, []).append(each.log)
+        others = MEASURED if each.source.startswith(MEASURED) else "others"
+        found.setdefault(others if is_small else each.source, []).append(each.log)
     return found
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from math import log, log2, prod
 
-from foretell.features import ConvolutionCall, JobFeatures
+from foretell.features import JobFeatures
 from foretell.formulas.own import NUM_FIXED, Depth, Point, depth_of
-from foretell.formulas.workspaces import workspace_of
+from foretell.formulas.workspaces import version_of
 from foretell.records import Gpu
-from foretell.versions import NEWEST_TORCH, parse_version
 
 _KINDS = ("Conv2d", "BatchNorm2d", "Linear", "Dropout", "LayerNorm", "Embedding", "ReLU", "GELU")
 _RISING = ("log_formula", "log_batch", "steps_of_20_mib", "log_convolution")
@@ -22,9 +21,8 @@ _FALLING = ("fixed_share", "earlier_share")
 _SAME: dict[Depth, tuple[str, ...]] = {
     "complete": (
         "gradients", "states", "is_foreach", "zero_grad", "keeps_gradients", "optimizer", "largest_parameter",
-        "saved_per_output", "forward_extra", "backward_extra", "largest", "second", "input", "convolution_1",
-        "convolution_2", "convolution_3", "channels_in", "channels_out", "taps", "filters", "workspace_ratio",
-        "capability", "torch",
+        "saved_per_output", "forward_extra", "backward_extra", "largest", "second", "input",
+        "convolution", "channels_in", "channels_out", "taps", "capability", "torch",
     ),
     "summary": ("gradients", "states", "optimizer", "largest", "second"),
 }  # fmt: skip
@@ -33,7 +31,9 @@ _OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adamax", "NAdam", 
 _ZERO_GRADS = {"before_forward": 0.0, "later": 0.0, "before_backward": 1.0, None: 0.0}
 _MIB_20 = 20 << 20
 _LARGEST_LOG = 25.5  # 110 GiB
-_USUAL_BATCH = 32
+_SMALLEST_RATIO = 2.0**-6
+_NO_RATIO = -6.0
+_NUMBERS = {name: number for number, name in enumerate(_OPTIMIZERS)}
 
 
 def names(depth: Depth) -> tuple[str, ...]:
@@ -48,25 +48,29 @@ def constraints(depth: Depth) -> list[int]:
 def vector(features: JobFeatures, gpu: Gpu, point: Point) -> list[float]:
     """In the order of `names`; NaN stands for an unknown value."""
     layers, convolutions = features.layers or (), features.convolutions or ()
-    parameters = max(1, features.parameter_bytes or 0)
+    parameters = features.parameter_bytes or 1
     fixed = point.terms[: NUM_FIXED[point.depth]]
     saved = features.saved_bytes or 0
-    sizes = sorted(
-        ((each.element_bytes * (prod(each.x) + prod(each.y)), i) for i, each in enumerate(convolutions)), reverse=True
-    )[:3]
-    largest = convolutions[sizes[0][1]] if sizes else None
-    kinds = Counter(layer.kind for layer in layers)
+    num_grouped = num_pointwise = most = 0
+    channels = (0, 0, 0)
+    for each in convolutions:
+        size = each.element_bytes * (prod(each.x) + prod(each.y))
+        taps = prod(each.w[2:])
+        num_grouped += each.groups > 1
+        num_pointwise += taps == 1
+        if size > most:
+            most, channels = size, (each.x[1], each.y[1], taps)
     found = [
         min(log(max(1, point.formula_bytes)), _LARGEST_LOG),
         log2(features.batch_size) if features.batch_size else float("nan"),
         min(float((features.largest_bytes or 0) // (_MIB_20 >> 2)), 16.0),
-        min(log2(1 + sizes[0][0]), 34.0) if sizes else 0.0,
+        min(log2(1 + most), 34.0),
         sum(fixed) / max(1.0, sum(point.terms)),
         min(1.0, (features.earlier_bytes or 0) / max(1, saved)) if point.depth == "complete" else 0.0,
         _ratio(fixed[2], parameters),
         _ratio(fixed[3], parameters),
     ]
-    optimizer = float(_OPTIMIZERS.index(features.optimizer)) if features.optimizer in _OPTIMIZERS else 1.0
+    optimizer = float(_NUMBERS.get(features.optimizer or "", 1))
     if point.depth == "complete":
         found += [
             float(bool(features.foreach)),
@@ -75,55 +79,35 @@ def vector(features: JobFeatures, gpu: Gpu, point: Point) -> list[float]:
             optimizer,
             _ratio(features.largest_parameter_bytes or 0, parameters),
             _ratio(saved, features.output_bytes or 0),
-            _ratio(max((features.forward_peak_bytes or 0) - saved, 0), saved),
-            _ratio(max((features.backward_peak_bytes or 0) - fixed[2] - saved, 0), saved),
-            *(_ratio(each or 0, saved) for each in (features.largest_bytes, features.second_bytes)),
+            _ratio((features.forward_peak_bytes or 0) - saved, saved),
+            _ratio((features.backward_peak_bytes or 0) - fixed[2] - saved, saved),
+            _ratio(features.largest_bytes or 0, saved),
+            _ratio(features.second_bytes or 0, saved),
             _ratio(features.input_bytes or 0, saved),
-            *(_ratio(size, saved) for size, _ in sizes),
-            *(0.0 for _ in range(3 - len(sizes))),
-            *_shape(largest, gpu, features, parameters),
+            _ratio(most, saved),
+            *map(float, channels),
             gpu.compute_capability[0] + gpu.compute_capability[1] / 10,
-            float((parse_version(features.torch_version) or NEWEST_TORCH)[1]),
+            float(version_of(features.torch_version)[1]),
         ]
     else:
-        total = max(1, sum(layer.activations for layer in layers))
+        total = sum(layer.activations for layer in layers)
         activations = [*sorted((layer.activations for layer in layers), reverse=True)[:2], 0, 0]
         found += [optimizer, _ratio(activations[0], total), _ratio(activations[1], total)]
+    kinds = Counter([layer.kind for layer in layers])
     return [
         *found,
         log2(1 + len(layers)),
-        *(kinds[kind] / max(1, len(layers)) for kind in _KINDS),
-        sum(each.groups > 1 for each in convolutions) / max(1, len(convolutions)),
-        sum(prod(each.w[2:]) == 1 for each in convolutions) / max(1, len(convolutions)),
+        *[kinds[kind] / max(1, len(layers)) for kind in _KINDS],
+        num_grouped / max(1, len(convolutions)),
+        num_pointwise / max(1, len(convolutions)),
         float(features.element_bytes or 4),
         log2(1 + (features.num_tensors or 0)),
     ]
 
 
 def _ratio(size: float, whole: float) -> float:
-    """Rounded: sizes of a scaled batch are whole bytes."""
-    return float(f"{min(size / whole, 1e6):.3g}") if whole else 0.0
-
-
-def _shape(call: ConvolutionCall | None, gpu: Gpu, features: JobFeatures, parameters: int) -> tuple[float, ...]:
-    """Of the largest convolution: channels, taps, its filters, and the workspace by rule for a usual batch."""
-    if call is None or len(call.x) < 3:
-        return (0.0,) * 5
-    usual = ConvolutionCall(
-        x=(_USUAL_BATCH, *call.x[1:]), y=(_USUAL_BATCH, *call.y[1:]), w=call.w, stride=call.stride,
-        padding=call.padding, dilation=call.dilation, groups=call.groups, is_transposed=call.is_transposed,
-        is_channels_last=call.is_channels_last, element_bytes=call.element_bytes, saved_bytes=0, gradient_bytes=0,
-    )  # fmt: skip
-    version = parse_version(features.torch_version) or NEWEST_TORCH
-    workspace = workspace_of(usual, gpu.compute_capability, version)
-    whole = call.element_bytes * (prod(usual.x) + prod(usual.y) + prod(usual.w))
-    return (
-        float(call.x[1]),
-        float(call.y[1]),
-        float(prod(call.w[2:])),
-        _ratio(call.element_bytes * prod(call.w), parameters),
-        _ratio(workspace, whole),
-    )
+    """As a logarithm, rounded: sizes of a scaled batch are whole bytes."""
+    return round(log2(size / whole + _SMALLEST_RATIO), 1) if whole > 0 and size > 0 else _NO_RATIO
 
 
 __all__ = ["constraints", "depth_of", "names", "vector"]

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from ..versions import PLANNED_CONVOLUTIONS, Version
-from .convolution import Convolution, Sizes
+from .convolution import Convolution, Direction, Sizes
 from .convolution_plans import planned_workspace
 
 
@@ -17,6 +18,31 @@ def workspace_by_rule(convolution: Convolution, compute_capability: tuple[int, i
     if not PLANNED_CONVOLUTIONS.holds_in(torch_version):
         return fitted_workspace(convolution, compute_capability)
     return planned_workspace(convolution, compute_capability)
+
+
+def workspaces_of_call(
+    *, x: Sequence[int], y: Sequence[int], w: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, is_transposed: bool, is_channels_last: bool, element_bytes: int,
+    compute_capability: tuple[int, int], torch_version: Version,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Of a convolution in one or two dimensions and of its two gradients: of the input, and of the filters."""
+    if len(x) not in (3, 4):
+        return 0, 0, 0
+    if groups > 1 and w[1] == 1 and not is_transposed and not is_channels_last:
+        return 0, 0, 0  # PyTorch's own kernels
+    one = (1,) * (4 - len(x))
+
+    def workspace(direction: Direction) -> int:
+        convolution = Convolution(
+            direction=direction, x=(x[0], x[1], *one, *x[2:]), y=(y[0], y[1], *one, *y[2:]),
+            w=(w[0], w[1], *one, *w[2:]), stride=one + tuple(stride), padding=(0,) * len(one) + tuple(padding),
+            dilation=one + tuple(dilation), groups=groups, element_bytes=element_bytes,
+            is_channels_last=is_channels_last,
+        )  # fmt: skip
+        return workspace_by_rule(convolution, compute_capability, torch_version)
+
+    forward, data, weights = workspace("forward"), workspace("data"), workspace("weights")
+    return (data, forward, weights) if is_transposed else (forward, data, weights)
 
 
 def next_workspace(convolution: Convolution, usual: int) -> int:
