@@ -187,7 +187,11 @@ static enum State lost(int peer) {
         enum State state = state_of(rank);
         do_others_live |= state == NOT_STARTED || state == RUNS || state == WAITS;
         if (state == HAS_FAILED || (rank == peer && (state == HAS_ENDED || state == WAS_CUT_SHORT))) {
-            snprintf(trouble, sizeof trouble, "rank %d has %s", rank, state == HAS_FAILED ? "failed" : "ended");
+            int32_t said = __atomic_load_n(&board->slots[rank].state, __ATOMIC_ACQUIRE);
+            snprintf(trouble, sizeof trouble, "rank %d has %s", rank,
+                     state != HAS_FAILED ? "ended"
+                     : said == HAS_FAILED ? "failed"
+                     : "been killed, perhaps because this machine ran out of RAM");
             return state;
         }
     }
