@@ -68,6 +68,7 @@ def collectives(trace: Trace) -> list[list[tuple[int, ...]]]:
         (4, "fsdp2", MODEL),
         (2, "fsdp2 offloaded", 0),
         (2, "fsdp2 checkpointing", MODEL),
+        (2, "fsdp2 compiled", MODEL),
         (4, "hsdp", 2 * MODEL),
         (2, "distributed checkpoint", MODEL),
         (2, "tensor and sequence parallel", 2 * MODEL - IN_BLOCKS_SPLIT - 2_048_000),

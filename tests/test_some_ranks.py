@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from conftest import HAS_CUDA, ForetellRun
+from conftest import HAS_CUDA, ForetellRun, lines_of
 from foretell import gpus
 from foretell import trace as traces
 from foretell.analysis.ranks import roles, stand_for_others
@@ -63,6 +64,19 @@ def test_some_ranks_need_what_they_need_if_all_run(
         assert {int(rank) for rank in ranks.split("-")} <= peaks(found).keys(), found.tail()
         assert peaks(found).items() <= expected.items()
         assert collectives(tmp_path / ranks).items() <= calls.items()
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2 offloaded", "context parallel", "expert parallel", "zero bubble"])
+def test_one_rank_of_two_needs_what_it_needs_if_both_run(runs: WarmRuns, strategy: str) -> None:
+    everything, one = (found_by(run(runs, ranks, 2, "strategies", strategy)) for ranks in ("all", "1"))
+    assert sorted(everything) == [0, 1]
+    assert 1 in one
+    assert one.items() <= everything.items()
+
+
+def found_by(found: ForetellRun) -> dict[int, tuple[int, int]]:
+    rows = [json.loads(line) for line in lines_of(found, "FOUND")]
+    return {row["rank"]: (row["allocated"], row["reserved"]) for row in rows}
 
 
 @pytest.mark.parametrize(
