@@ -30,6 +30,8 @@ KERNEL_SPREAD = (0.79, 1.26)
 DATACENTER_SPREAD = (0.79, 1.5)
 """Tensor cores of cards for data centres: what is public contradicts itself by 40 %."""
 UNKNOWN_SPREAD = 2.0
+DOUBTFUL = ("grouped_conv_nhwc", "grouped_conv_backward_nhwc")
+"""Kernels that may take several times as long: which one cuDNN has for them differs between its versions and sizes."""
 ACTIVITY_FACTORS, ACTIVITY_KERNELS = (0.7, 1.5), (0.85, 1.15)
 """Between which host and kernels lie, relative to what is expected, for the interval of utilization: a busy GPU has a
 fast host and slow kernels, so the ends of the step time are not those of utilization."""
@@ -100,11 +102,12 @@ def performance_of(work: Work, gpu: Gpu, *, host_factor: float | None = None) ->
     factor = TYPICAL_FACTOR if host_factor is None else host_factor
     factors = FACTORS if host_factor is None else (host_factor, host_factor)
     shares = constants()
-    unknown = _unknown_share(work, gpu, shares)
+    unknown = _share(work, gpu, shares, lambda item: not item.is_known)
+    doubtful = _share(work, gpu, shares, lambda item: not item.is_known or item.kernel_class in DOUBTFUL)
     low, high = DATACENTER_SPREAD if _is_uncertain(work, gpu) else KERNEL_SPREAD
     fast = _play(work, gpu, shares, factor=factors[0], launch=LAUNCH_SECONDS[0], scale=low)
     typical = _play(work, gpu, shares, factor=factor, launch=LAUNCH_SECONDS[1], scale=1.0)
-    scale = high * (1.0 + UNKNOWN_SPREAD * unknown)
+    scale = high * (1.0 + UNKNOWN_SPREAD * doubtful)
     slow = _play(work, gpu, shares, factor=factors[1], launch=LAUNCH_SECONDS[2], scale=scale)
     kernels = _kernel_seconds(work, typical)
     activity = _activity(work, gpu, typical)
@@ -364,10 +367,11 @@ def _kernel_seconds(work: Work, outcome: Outcome) -> list[tuple[Item, float]]:
     return [(item, took) for item, took in zip(work.items, outcome.durations, strict=True) if item.kind == "kernel"]
 
 
-def _unknown_share(work: Work, gpu: Gpu, shares: Constants) -> float:
+def _share(work: Work, gpu: Gpu, shares: Constants, is_meant: Callable[[Item], bool]) -> float:
+    """Of the kernels' time."""
     took = [(item, seconds(item, gpu, shares)) for item in work.items if item.kind == "kernel"]
     total = sum(each for _, each in took)
-    return sum(each for item, each in took if not item.is_known) / total if total else 0.0
+    return sum(each for item, each in took if is_meant(item)) / total if total else 0.0
 
 
 def _has_modules(work: Work) -> bool:
