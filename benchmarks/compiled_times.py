@@ -59,7 +59,8 @@ def main() -> None:
         for rows in found:
             case = replace(rows[0], arguments=(*rows[0].arguments, "--compile"), gpu=RECORDED_ON)
             job = job_of(case, "virtual")
-            job = replace(job, options=replace(job.options, timeout_seconds=TIMEOUT_SECONDS))
+            # Without the history nobody tells when a compiled model is called.
+            job = replace(job, options=replace(job.options, timeout_seconds=TIMEOUT_SECONDS, history=True))
             try:
                 trace = api.run(job, warm=warm).trace
             except ForetellError as error:
