@@ -385,6 +385,18 @@ def test_texts_whose_end_is_unknown_are_long(capture: Run, assume: str, lengths:
     assert capture(script, assume=assume).check().said == [str(lengths)]
 
 
+def test_unknown_probabilities_add_up_to_one(capture: Run) -> None:
+    """scikit-learn's roc_auc_score refuses others."""
+    script = """
+        import torch
+        scores = torch.nn.Linear(64, 5).cuda()(torch.ones(3, 64, device="cuda"))
+        for shares in (torch.softmax(scores, 1), scores.softmax(dim=-1), torch.nn.functional.softmax(scores, dim=1)):
+            print(shares.detach().cpu().numpy().sum(1).round(6).tolist())
+        print(scores.exp().mean().item())
+        """
+    assert capture(script).check().said == [*["[1.0, 1.0, 1.0]"] * 3, "1.0"]
+
+
 def test_the_best_of_unknown_scores_is_none_of_the_first(capture: Run) -> None:
     """The mean of a spectrum, by which TimesNet would divide, and the end of a text."""
     script = """

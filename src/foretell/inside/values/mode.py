@@ -148,6 +148,9 @@ class Values(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
             is_known = False
         if not is_known:
             self._forget(results)
+            if func in operators.SOFTMAX and has_memory(results[0]):
+                dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+                self.unknown.expect(results[0], 1 / max(1, results[0].shape[-1 if dim is None else dim]))
 
     def _repeat(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> bool:
         inputs = [*tensors_in(args), *tensors_in(kwargs.values())]

@@ -50,6 +50,7 @@ COMPARES = _named("equal", "allclose")
 SET_ITEM = torch.Tensor.__setitem__
 SELECT_BY_MASK = _named("masked_select") | {torch.Tensor.__getitem__, SET_ITEM}
 COUNTS_NONZERO = _named("nonzero", "argwhere", "where")
+SOFTMAX = _named("softmax") | frozenset({torch.nn.functional.softmax})
 MAXIMUM_IS_SIZE = _named("bincount") | frozenset({torch.nn.functional.one_hot})
 COUNTS_GROUPS = _named("unique", "unique_consecutive", "repeat_interleave")
 SIZE_IS_DATA = SELECT_BY_MASK | COUNTS_NONZERO | MAXIMUM_IS_SIZE | COUNTS_GROUPS

@@ -1,9 +1,9 @@
 """Stand-ins for unknown values that a script reads, and a journal of where it reads them.
 
-A float is 1.0 and falls a little with each step of the optimizer, as a loss does: early stopping does not set in. An
-integer is 0, or 1 if something is divided by it. Where such a number would end a loop, another one is found
-(comparisons.py). A condition gets the answer that goes on (branches.py), or else False; a mask of several dimensions is
-true.
+A float is 1.0 and falls a little with each step of the optimizer, as a loss does: early stopping does not set in. A
+softmax is one over the number of classes. An integer is 0, or 1 if something is divided by it. Where such a number
+would end a loop, another one is found (comparisons.py). A condition gets the answer that goes on (branches.py), or else
+False; a mask of several dimensions is true.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from .branches import branch_at
 from .comparisons import number_that_ends, number_that_goes_on
 from .loops import Waiting
 from .operators import INTEGERS, torch
+from .tensors import has_memory, storage_address
 from .uses import Use, use_of
 
+_MOST_EXPECTED = 1_000
 MAX_STAND_IN = 1 << 14
 """Elements; larger tensors read as zeros."""
 _HALVED_AFTER = 64
@@ -36,6 +38,14 @@ class UnknownReads:
         self._waiting = Waiting(capture)
         self._reads: dict[tuple[str, str], list[int]] = {}
         self._caveats: set[str] = set()
+        self._expected: dict[tuple[int, Any], float] = {}
+        """By address and shape."""
+
+    def expect(self, tensor: Any, number: float) -> None:
+        """What a read of this tensor finds, while nothing else of its shape is there: probabilities add up to 1."""
+        if len(self._expected) >= _MOST_EXPECTED:
+            self._expected.clear()
+        self._expected[storage_address(tensor), tensor.shape] = number
 
     def read(self, func: Any, source: Any) -> float:
         """Note the read; returns the number to find there."""
@@ -64,8 +74,12 @@ class UnknownReads:
             # torch.distributions validates its arguments in a separate function, and raises elsewhere.
             return int(f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename)
         is_integer = source.dtype in INTEGERS
+        if is_integer:
+            return number_that_goes_on(use, int(use.divides))
         loss = _HALVED_AFTER / (_HALVED_AFTER + self._capture.num_steps)
-        return number_that_goes_on(use, int(use.divides) if is_integer else loss)
+        has_address = self._expected and has_memory(source)
+        expected = self._expected.get((storage_address(source), source.shape)) if has_address else None
+        return number_that_goes_on(use, loss if expected is None else expected)
 
     def note(self, func: Any, source: Any, what: str = "") -> None:
         name = getattr(func, "__name__", str(func))
