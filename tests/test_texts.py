@@ -411,6 +411,7 @@ def test_what_ends_a_run_before_its_time(golden: Any, tmp_path: Path) -> None:
         "an exit code": replace(trace, exit_status=3),
         "SIGKILL": replace(trace, exit_status=-9, is_ended=False),
         "a timeout": replace(trace, is_timed_out=True),
+        "a timeout after an exception": replace(failed, is_timed_out=True),
         "the limit of host memory": replace(trace, is_over_host_memory=True),
         "Ctrl-C": replace(trace, is_interrupted=True),
     }

@@ -68,7 +68,9 @@ def ended_by(trace: Trace, oom: OutOfMemory | None) -> EndedBy | None:
     if trace.is_interrupted:
         return EndedBy(kind="interrupted", message=f"the run was interrupted {after}")
     if trace.is_timed_out:
-        return EndedBy(kind="time_limit", message=f"the script was stopped at its time limit (--timeout) {after}")
+        failed = f", after it had {_failure(trace)}" if trace.exception is not None else ""
+        message = f"the script was stopped at its time limit (--timeout) {after}{failed}"
+        return EndedBy(kind="time_limit", message=message)
     if trace.is_over_host_memory:
         message = f"the script was stopped at its limit of host memory (most_host_bytes) {after}"
         return EndedBy(kind="host_memory", message=message)
