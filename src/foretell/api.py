@@ -26,13 +26,13 @@ from foretell.runs.calls import name_of
 from foretell.runs.environment import make_directory
 from foretell.runs.scratch import scratch_folder
 from foretell.trace import CutLoop, Trace
-from foretell.units import format_bytes, parse_bytes
+from foretell.units import TIB, format_bytes, parse_bytes
 
 DEFAULT_GPU = "a100-80gb"
 """Default if no GPU is given: large, so that the result shows the job's need and not a limit."""
 
 _NO_ROOM_BYTES = 64 << 10
-_LARGE_BYTES = 1 << 40
+_LARGE_BYTES = TIB
 """The memory of the card that shows what a job needs that ran out of memory."""
 _TIMES_THE_FIRST = 3
 _LEAST_SECONDS = 60.0

@@ -28,7 +28,7 @@ from foretell import api, gpus
 from foretell.errors import ScriptError, UnsupportedError, UsageError
 from foretell.jobs import Job
 from foretell.plan.variants import Outcome, Variants
-from foretell.records import Estimate, Gpu, GpuClass, Need, Performance
+from foretell.records import Estimate, Gpu, GpuClass, Performance
 from foretell.report import json as json_report
 from foretell.report import performance as performance_report
 from foretell.rules import widened
@@ -37,14 +37,12 @@ from foretell.rules.capacity import Capacity
 from foretell.rules.interval import causes_of
 from foretell.runs.pool import Workers
 from foretell.time import performance_where_known, why_work_unknown
-from foretell.units import TIB, parse_bytes
+from foretell.units import parse_bytes
 
 SCHEMA = "foretell.fit/1"
 CardVerdict = Literal["fits", "tight", "oom", "cannot_run", "unknown"]
 """tight: it fits, but the memory to request for it does not; cannot_run: torch has no kernels for the card, or the
 script fails on it; unknown: foretell cannot estimate the job there."""
-_LARGE_BYTES = TIB
-_TIMES_THE_CARD = 8
 _PAUSE_SECONDS = 10.0
 
 
@@ -346,8 +344,7 @@ class _Search:
         new = {place: gpu for place, gpu in places.items() if place not in self._of_kind}
         if len(new) > 1:
             self._say(f"running it on {len(new)} kinds of cards")
-        large = [replace(gpu, total_bytes=max(_LARGE_BYTES, _TIMES_THE_CARD * gpu.total_bytes)) for gpu in new.values()]
-        outcomes = self._variants.run([replace(self._job, gpu=gpu) for gpu in large])
+        outcomes = self._variants.run([replace(self._job, gpu=api.with_much_memory(gpu)) for gpu in new.values()])
         for (place, gpu), outcome in zip(new.items(), outcomes, strict=True):
             self._of_kind[place] = gpu, outcome
             self._arch_list = self._arch_list or outcome.arch_list
@@ -480,7 +477,9 @@ class _Search:
             return self._any_estimate()
         expected = self._expected(ran[-1])
         without_limit = expected.estimate if expected is not None and expected.kind == "fits" else None
-        return of_largest if without_limit is None else replace(of_largest, need=_need(without_limit))
+        if without_limit is None:
+            return of_largest
+        return replace(of_largest, need=replace(api.need_of(without_limit), smallest_gpus=()))  # the table has them
 
 
 def _apart_from_context(outcome: Outcome, gpu: Gpu) -> object:
@@ -520,12 +519,3 @@ def with_context(estimate: Estimate, more_bytes: int) -> Estimate:
         device_bytes = at_once.device_bytes + at_once.num_processes * more_bytes
         at_once = replace(at_once, device_bytes=device_bytes)
     return replace(estimate, peak=changed, together=at_once)
-
-
-def _need(estimate: Estimate) -> Need:
-    return Need(
-        device_bytes=estimate.device_bytes,
-        reserved_bytes=estimate.peak.reserved_bytes,
-        request_bytes=estimate.request_bytes,
-        smallest_gpus=(),
-    )
