@@ -78,6 +78,22 @@ def test_frozen_parameters_have_no_gradients() -> None:
     assert job.saved_bytes == 4 * BATCH * 128
 
 
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoints_are_seen_and_a_guess_says_that_it_is_too_low(use_reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(self.net, x, use_reentrant=use_reentrant)
+
+    job = caught(Checkpointed(), torch.randn(BATCH, 256, requires_grad=True))
+    assert job.is_checkpointed
+    assert "checkpointed" in foretell.guess(job, gpu="a100-40gb").notes[0]
+    assert caught(net(), torch.randn(BATCH, 256)).is_checkpointed is False
+
+
 def test_a_batch_given_by_name_is_seen() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

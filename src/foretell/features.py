@@ -96,6 +96,7 @@ class JobFeatures:
     element_bytes: int | None = None
     """Of what matrix products and convolutions compute with: 2 under autocast."""
     is_checkpointed: bool | None = None
+    """Whether the pass called torch.utils.checkpoint, so that parts of it are computed again."""
     earlier_bytes: int | None = None
     """What forward passes before this one had saved, of which none was followed by a backward pass: the largest."""
     zero_grad: ZeroGrad | None = None

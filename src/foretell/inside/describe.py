@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..rules import attention
@@ -376,6 +377,7 @@ class Catcher:
         self._first = FirstForward()
         self._optimizers: list[torch.optim.Optimizer] = []
         self._zero_grad: dict[str, Any] = {"zero_grad": "later"}
+        self._is_checkpointed = False
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Catcher:
@@ -392,6 +394,7 @@ class Catcher:
         self._wrap(torch.optim.Optimizer, "__init__", self._before_optimizer)
         self._wrap(torch.optim.Optimizer, "zero_grad", self._before_zero_grad)
         self._wrap(torch.nn.Module, "zero_grad", self._before_zero_grad)
+        self._wrap(torch.utils.checkpoint, "checkpoint", self._before_checkpoint)
 
     def remove(self) -> None:
         self._first.remove()
@@ -416,6 +419,9 @@ class Catcher:
         place = "before_backward" if self._first.is_under_way else "before_forward"
         self._zero_grad = {"zero_grad": place, "keeps_gradients": not set_to_none}
 
+    def _before_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._is_checkpointed = self._is_checkpointed or torch.is_grad_enabled()
+
     def _before_backward(self, *args: Any, **kwargs: Any) -> None:
         loss = next(_tensors([args, kwargs]), None)
         capability = self._capability
@@ -423,6 +429,7 @@ class Catcher:
             capability = torch.cuda.get_device_capability()
         description = self._first.description(self._optimizers, loss, self._zero_grad, capability)
         if description is not None:
+            description["is_checkpointed"] = self._is_checkpointed
             self.remove()
             self._optimizers.clear()
             self._caught(description)

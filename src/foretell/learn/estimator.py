@@ -92,6 +92,11 @@ def _notes(depth: Depth, features: JobFeatures, is_bounded: bool) -> tuple[str, 
         )
     if features.optimizer is None:
         notes.append("the optimizer is not known and taken to be Adam")
+    if features.is_checkpointed:
+        notes.append(
+            "activations are checkpointed, and what the backward pass computes again is not counted: the guess is too "
+            "low; `foretell run` counts it"
+        )
     if is_bounded:
         notes.append("the job is unlike those of the data set: its correction was limited")
     return tuple(notes)
