@@ -76,6 +76,13 @@ def test_a_loop_that_waits_for_a_number_gets_it(capture: Run, end: int) -> None:
     assert not run.lines("ended_early")
 
 
+def test_a_loop_that_waits_for_more_than_its_type_can_hold_ends_the_run(capture: Run) -> None:
+    script = "while True:\n    if linear(x)[0].argmax().to(torch.uint8).item() == 300: break\nprint('not reached')"
+    run = capture(PROLOGUE + script).check()
+    assert not run.said
+    assert run.one("ended_early")["how"] == "unknown_value"
+
+
 def test_a_loop_that_no_answer_ends_ends_the_run(capture: Run) -> None:
     script = "while True:\n    if linear(x).sum().item() == float('5'): break\nprint('not reached')"
     run = capture(PROLOGUE + script).check()

@@ -62,7 +62,7 @@ class UnknownReads:
         if source.dtype is torch.bool or func is torch.Tensor.__bool__:
             return 1 - number
         ending = number_that_ends(use)
-        return _OTHER_NUMBERS[num_tries % len(_OTHER_NUMBERS)] if ending is None else ending
+        return _within(source.dtype, _OTHER_NUMBERS[num_tries % len(_OTHER_NUMBERS)] if ending is None else ending)
 
     def _number(self, source: Any, use: Use, frame: FrameType) -> float:
         answer = _answer(use)
@@ -75,7 +75,7 @@ class UnknownReads:
             return int(f"{os.sep}distributions{os.sep}" in frame.f_code.co_filename)
         is_integer = source.dtype in INTEGERS
         if is_integer:
-            return number_that_goes_on(use, int(use.divides))
+            return _within(source.dtype, number_that_goes_on(use, int(use.divides)))
         loss = _HALVED_AFTER / (_HALVED_AFTER + self._capture.num_steps)
         has_address = self._expected and has_memory(source)
         expected = self._expected.get((storage_address(source), source.shape)) if has_address else None
@@ -114,6 +114,14 @@ class UnknownReads:
         for (where, what), (count, num_bytes) in self._reads.items():
             self._capture.journal.write("unknown_read", where=where or None, what=what, count=count, bytes=num_bytes)
         self._reads.clear()
+
+
+def _within(dtype: Any, number: float) -> float:
+    """A number that this type can hold."""
+    if dtype not in INTEGERS or dtype is torch.bool:
+        return number
+    limits = torch.iinfo(dtype)
+    return float(min(max(number, limits.min), limits.max))
 
 
 def _frame_that_reads() -> FrameType:
