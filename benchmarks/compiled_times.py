@@ -42,6 +42,9 @@ def chosen(folder: Path, num_models: int, seed: int, only: list[str]) -> list[li
                 groups[case.arguments].append(case)
     each_model = {arguments[1]: rows for arguments, rows in sorted(groups.items(), key=lambda item: len(item[1]))}
     names = only or random.Random(seed).sample(sorted(each_model), min(num_models, len(each_model)))
+    unknown = [name for name in names if name not in each_model]
+    if unknown:
+        raise SystemExit(f"no compiled rows of {', '.join(unknown)}")
     return [each_model[name] for name in names]
 
 

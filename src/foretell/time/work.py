@@ -207,7 +207,9 @@ class _Reader:
         streams = [item.stream for item in found if item.kind == "kernel" and item.stream != AS_NEIGHBOURS]
         stream = streams[0] if streams else 0
         for item in found:
-            item.module, item.phase = self._modules.at(item.issued_us), self._phase_at(item.issued_us)
+            item.phase = self._phase_at(item.issued_us)
+            # An optimizer works for all modules at once, and may allocate nothing.
+            item.module = None if item.phase == "optimizer" else self._modules.at(item.issued_us)
             if item.stream == AS_NEIGHBOURS:
                 item.stream = stream
             elif item.kind == "kernel":
