@@ -243,6 +243,8 @@ def test_deepspeed_on_one_gpu_is_that_process(words: list[str], own: list[str]) 
 def test_a_world_of_several_ranks_in_the_environment_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="WORLD_SIZE=8"):
         processes(["train.py"], {"WORLD_SIZE": "8"})
+    with pytest.raises(UnsupportedError, match=r"SLURM_STEP_NUM_TASKS=4 is set.*or set .*=1 and SLURM_PROCID=0"):
+        processes(["train.py"], {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"})
 
 
 @pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows")])

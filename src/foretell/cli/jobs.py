@@ -206,8 +206,10 @@ def _count(text: str) -> int:
 
 
 def world_size(text: str, option: str = "--world-size") -> int:
-    if not re.fullmatch("[0-9]{1,6}", text) or int(text) == 0:
-        raise UsageError(f"{option} {text}: must be a number (1 or more).")
+    from foretell.runs.worlds import MOST_RANKS
+
+    if not re.fullmatch("[0-9]{1,6}", text) or not 1 <= int(text) <= MOST_RANKS:
+        raise UsageError(f"{option} {text}: must be a number of GPUs (1 to {MOST_RANKS:,}).")
     return int(text)
 
 

@@ -18,6 +18,13 @@ _REMOTE = {"horovodrun", "colossalai"}
 """They start processes their own way."""
 
 
+_SIZES = {
+    "WORLD_SIZE": "RANK", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK", "PMI_SIZE": "PMI_RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+}  # fmt: skip
+"""What a launcher that has started foretell itself says: the number of processes, and which one this is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Syntax:
     """The options of a launcher, with dashes; on the command line they may have underscores."""
@@ -95,13 +102,14 @@ def processes(
         return _of_deepspeed(name, own, gpus_per_node)
     if name in _REMOTE:
         raise UnsupportedError(f"{name} starts ranks in its own way. {HINT}")
-    world_size = environ.get("WORLD_SIZE", "")
-    if world_size.isdigit() and int(world_size) > 1:
-        raise UnsupportedError(
-            f"WORLD_SIZE={world_size} is set, so the script would wait for {int(world_size) - 1} other processes. "
-            f"Start all of them with torchrun, add --world-size {int(world_size)} to run some of them, or set "
-            f"WORLD_SIZE=1 and RANK=0. {ABOUT_SEVERAL}."
-        )
+    for variable in _SIZES:
+        size = environ.get(variable, "")
+        if size.isdecimal() and int(size) > 1:
+            raise UnsupportedError(
+                f"{variable}={size} is set, so the script would wait for {int(size) - 1} other processes. Start all of "
+                f"them with torchrun, add --world-size {int(size)} to run some of them, or set {variable}=1 and "
+                f"{_SIZES[variable]}=0. {ABOUT_SEVERAL}."
+            )
     return _of_accelerate(own, environ) if name == "accelerate" else None
 
 
