@@ -122,7 +122,7 @@ def part(performance: Performance) -> RenderableType:
         lines += [Text(), _table("modules", performance.modules[:_MOST_MODULES])]
     if performance.unknown_share >= 0.01:
         share = f"{performance.unknown_share:.0%} of the GPU's time"
-        words = f"{share} is of operators without a rule: their bytes are a guess"
+        words = f"{share} is of operators and kernels without a rule: how long they take is a guess"
         lines += [Text(), Text(words, style="yellow")]
     return Padding(Group(*lines), (1, 2, 0, 2), expand=False)
 
