@@ -110,22 +110,25 @@ class Operators:
 
     def _watch_graphs(self) -> None:
         graph, patches = self._torch.cuda.CUDAGraph, self._capture.patches
-        patches.wrap(graph, "capture_begin", lambda original: self._around(original, before=self._capture_begins))
-        patches.wrap(graph, "capture_end", lambda original: self._around(original, after=self._capture_ends))
+        patches.wrap(graph, "capture_begin", self._before_capture)
+        patches.wrap(graph, "capture_end", self._after_capture)
 
-    def _around(
-        self, original: Any, before: Callable[[Any], None] | None = None, after: Callable[[Any], None] | None = None
-    ) -> Any:
+    def _before_capture(self, original: Any) -> Any:
         @wraps(original)
-        def called(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            if before is not None:
-                self._guarded(lambda: before(graph))()
-            result = original(graph, *args, **kwargs)
-            if after is not None:
-                self._guarded(lambda: after(graph))()
+        def capture_begin(*args: Any, **kwargs: Any) -> Any:
+            self._guarded(self._capture_begins)()
+            return original(*args, **kwargs)
+
+        return capture_begin
+
+    def _after_capture(self, original: Any) -> Any:
+        @wraps(original)
+        def capture_end(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self._guarded(self._capture_ends)()
             return result
 
-        return called
+        return capture_end
 
     def _watch_kernels(self, kernel_class: Any) -> None:
         """Each launch is a call in the profiler's eyes, with tensors that are read and written as two arguments."""
@@ -157,12 +160,12 @@ class Operators:
         title = str(getattr(kernel, "inductor_meta", {}).get("kernel_name", ""))
         return next(kind for begin, kind in COMPILED.items() if title.startswith(begin)), inputs
 
-    def _capture_begins(self, graph: Any) -> None:
+    def _capture_begins(self) -> None:
         if self._profile is None:
             self._start("capture", 0)
         self._has_captured = self._profile is not None
 
-    def _capture_ends(self, graph: Any) -> None:
+    def _capture_ends(self) -> None:
         if self._begin[0] == "capture":
             self._stop()
 
@@ -175,6 +178,8 @@ class Operators:
             self._phases.append((time.time_ns() // 1000, phase))
 
     def _step_ends(self) -> None:
+        if not in_main_thread():
+            return  # an optimizer that steps inside backward
         if self._begin[0] == "training":
             self._stop()
             if self._number() > STEPS[-1]:
