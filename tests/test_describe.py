@@ -94,6 +94,31 @@ def test_checkpoints_are_seen_and_a_guess_says_that_it_is_too_low(use_reentrant:
     assert caught(net(), torch.randn(BATCH, 256)).is_checkpointed is False
 
 
+def test_a_net_that_is_called_inside_of_a_checkpoint_is_described() -> None:
+    """Whose hooks for saved tensors must leave the stack in the order in which they came."""
+    found: list[Any] = []
+    model = net()
+    with Catcher(found.append):
+        torch.optim.SGD(model.parameters())
+        x = torch.randn(BATCH, 256, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
+    assert found[0]["is_checkpointed"]
+    assert found[0]["parameters"] == sum(each.numel() for each in model.parameters())
+
+
+def test_sparse_tensors_do_not_stop_a_description() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.Embedding(100, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = torch.eye(5).to_sparse()
+            return self.bag(x).sum() + made.to_dense().sum()
+
+    assert caught(Bag(), torch.zeros(5, dtype=torch.int64)).parameters == 800
+
+
 def test_a_batch_given_by_name_is_seen() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

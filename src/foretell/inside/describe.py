@@ -79,6 +79,8 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
         self._earlier_bytes = 0
         self._handles: list[Any] = []
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved)
+        self._has_hooks = False
+        """They are on the stack of hooks of this thread."""
         self._is_recording = False
 
     def install(self) -> None:
@@ -96,7 +98,9 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
         self._inputs.clear()
         if self._is_recording:
             self._is_recording = False
-            self._hooks.__exit__()
+            if self._has_hooks:
+                self._has_hooks = False
+                self._hooks.__exit__()
             self.__exit__(None, None, None)
 
     # --- while the model runs -----------------------------------------------------------------------------------------
@@ -109,7 +113,8 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
     def _enter_root(self, module: torch.nn.Module) -> None:
         if not torch.is_grad_enabled() or not any(True for _ in module.parameters()):
             return
-        if not self._alive():  # earlier passes were never used: a summary of the model
+        is_within = _has_other_hooks() and not self._has_hooks
+        if not self._alive() and not is_within:  # earlier passes were never used: a summary of the model
             self._start_again()
         self._roots.append(module)
         parameter = next(module.parameters())
@@ -122,8 +127,10 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
         self._constant.update(_storage(buffer) for buffer in module.buffers())
         if not self._is_recording:
             self._is_recording = True
-            self._hooks.__enter__()
             self.__enter__()
+        if not self._has_hooks and not is_within:  # those of a checkpoint leave from the top, where these would be
+            self._has_hooks = True
+            self._hooks.__enter__()
 
     def _after_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         self._depth -= 1
@@ -181,7 +188,8 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
         return number
 
     def _place(self, tensor: torch.Tensor, storage: int) -> tuple[int, int, int]:
-        return self._number(storage), tensor.storage_offset(), _read_bytes(tensor)
+        offset = 0 if tensor.is_sparse else tensor.storage_offset()
+        return self._number(storage), offset, _read_bytes(tensor)
 
     def _on_tape(
         self, name: str, inputs: list[torch.Tensor], storages: list[int], new: dict[int, torch.Tensor]
@@ -211,6 +219,8 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
 
     def _watch(self, number: int, tensor: torch.Tensor) -> None:
         """Note on the tape when nobody holds the storage any more."""
+        if tensor.is_sparse:
+            return
         operators = self._tape.operators
 
         def freed(reference: object) -> None:
@@ -512,6 +522,12 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for each in value.values():
             yield from _tensors(each)
+
+
+def _has_other_hooks() -> bool:
+    """Whether somebody's hooks for saved tensors are on top of the stack."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(False) is not None
 
 
 def _storage(tensor: torch.Tensor) -> int:
