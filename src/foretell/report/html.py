@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell import __version__
-from foretell.records import CATEGORIES, Attribution, BlockKind, Blocks, Cause, Estimate, Segment
+from foretell.records import CATEGORIES, Advice, Attribution, BlockKind, Blocks, Cause, Estimate, Segment
 from foretell.report import causes, performance, ranks
 from foretell.report.advice_text import price
 from foretell.report.batches import batch_rows, order_words
@@ -127,7 +127,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
         "causes": [_cause(each) for each in estimate.causes],
         "caveats": estimate.caveats,
         "command": estimate.command,
-        "advice": [asdict(each) | {"price": price(each)} for each in estimate.advice or ()],
+        "advice": [_advice(each) for each in estimate.advice or ()],
         "leaks": [asdict(leak) for leak in estimate.leaks],
     }
 
@@ -140,6 +140,12 @@ def _batches(estimate: Estimate) -> list[tuple[str, str]]:
 def _cause(cause: Cause) -> dict[str, Any]:
     values = asdict(cause)
     return {"title": causes.TITLES[values.pop("name")], **values}
+
+
+def _advice(advice: Advice) -> dict[str, Any]:
+    """The price says what the change does to the time of a step, too."""
+    values = {**asdict(advice), "price": price(advice)}
+    return {name: value for name, value in values.items() if name not in ("step_ms", "step_ms_before")}
 
 
 def _capacity(estimate: Estimate) -> dict[str, int]:
