@@ -206,6 +206,25 @@ def test_a_value_nobody_knows_is_a_caveat_with_its_line(cpu_run: RunForetell) ->
     assert any("script.py:4" in caveat for caveat in run.result["caveats"]), run.result["caveats"]
 
 
+def test_hooks_and_classes_nobody_knows_need_no_caveat(cpu_run: RunForetell) -> None:
+    run = cpu_run(
+        """
+        import torch
+        model = torch.nn.Conv2d(3, 21, 1).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            classes = model(torch.rand(2, 3, 64, 64, device="cuda"))
+            classes.mean().backward()
+            optimizer.step()
+        found = classes.argmax(1).flatten()
+        print(tuple(torch.bincount(21 * found + found, minlength=21 ** 2).reshape(21, 21).shape))
+        """
+    )
+    assert run.stdout == "(21, 21)\n"
+    assert len(run.result["steps"]) == 3
+    assert not [caveat for caveat in run.result["caveats"] if "hook" in caveat or "unknown" in caveat]
+
+
 def test_out_of_memory_is_a_verdict_where_it_happens(run_in_forks: RunForetell, tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text("import torch\nkept = [torch.empty(1 << 30, device='cuda') for _ in range(4)]\n")
     run = run_in_forks(tmp_path / "large.py", gpu="10GiB,sm86", options=["--engine", "cpu", "--context", "300MiB"])

@@ -41,12 +41,12 @@ class Unknown:
             return int(self._values.on_host(mask).count_nonzero())
         return self._reads.assume_size(self._torch.nonzero, mask, mask.numel())
 
-    def assume(self, tensor: Any) -> Any:
-        """Stand-in for a tensor whose contents decide a size: a number of distinct values."""
+    def assume(self, tensor: Any, *, most: int = 0) -> Any:
+        """Stand-in for a tensor whose contents decide a size: a number of distinct values; `most`, if that is known."""
         self._reads.note(self._torch.unique, tensor)
-        most = tensor.numel()
-        count = {"low": 1, "typical": (most + 1) // 2, "high": most}[self._capture.options.assume]
-        numbers = self._torch.arange(most) % max(count, 1)
+        num = tensor.numel()
+        count = most or {"low": 1, "typical": (num + 1) // 2, "high": num}[self._capture.options.assume]
+        numbers = self._torch.arange(num) % max(count, 1)
         return numbers.to(tensor.dtype).reshape(tensor.shape)
 
 

@@ -110,6 +110,8 @@ class Operators:
 
     def _watch_graphs(self) -> None:
         graph, patches = self._torch.cuda.CUDAGraph, self._capture.patches
+        if not hasattr(graph, "capture_begin"):  # a torch without CUDA
+            return
         patches.wrap(graph, "capture_begin", self._before_capture)
         patches.wrap(graph, "capture_end", self._after_capture)
 

@@ -42,6 +42,8 @@ class Steps:
             self._capture.patches.added("a hook around optimizer steps", handle.remove)
         self._capture.patches.wrap(optimizer_module.Optimizer, "__init__", self._noting_optimizer)
         graph = sys.modules["torch"].cuda.CUDAGraph
+        if not hasattr(graph, "capture_begin"):  # a torch without CUDA
+            return
         self._capture.patches.wrap(graph, "capture_begin", self._noting_begin)
         self._capture.patches.wrap(graph, "capture_end", self._noting_end)
         self._capture.patches.wrap(graph, "replay", self._counting_launches)

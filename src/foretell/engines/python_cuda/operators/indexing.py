@@ -170,8 +170,11 @@ def on_host(device: PythonCuda, operator: Any, *args: Any, **kwargs: Any) -> Any
     tensors = [each for each in args if isinstance(each, torch.Tensor)]
     if all(not each.is_cuda or values.is_known(each) for each in tensors):
         return _to_card(values.compute(operator, args, kwargs))
+    # What bincount calls `minlength`: the script expects no other values.
+    least = int(kwargs.get("minlength", args[2] if len(args) > 2 else 0)) if "bincount" in str(operator) else 0
     host_args = [
-        device.unknown.assume(each) if isinstance(each, torch.Tensor) and each.is_cuda else each for each in args
+        device.unknown.assume(each, most=least) if isinstance(each, torch.Tensor) and each.is_cuda else each
+        for each in args
     ]
     return _to_card(operator(*host_args, **kwargs))
 
