@@ -121,7 +121,8 @@ def test_an_option_has_the_same_default_on_both_sides() -> None:
     ours = {each.name: each.default for each in fields(CaptureOptions)}
     assert {name: option.default for name, option in OPTIONS.items() if name != "directory"}.items() <= ours.items()
     assert ours.keys() - OPTIONS.keys() == {
-        "events", "timeout_seconds", "most_host_bytes", "stdout", "keep_writes", "host_factor", "workspaces",
+        "events", "timeout_seconds", "most_host_bytes", "stdout", "keep_writes", "host_factor", "price_per_hour",
+        "workspaces",
     }  # fmt: skip
 
 
