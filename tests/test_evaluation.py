@@ -129,6 +129,12 @@ def test_a_published_job_without_a_script_has_no_estimate_and_the_others_have_th
     assert found.problem == "no script repeats this job: a job of another kind"
 
 
+def test_two_quantities_of_one_job_have_answers_of_their_own() -> None:
+    device, allocated = a_case(1), a_case(1, quantity="allocated")
+    assert runner.key_of(device, "virtual") != runner.key_of(allocated, "virtual")
+    assert runner.key_of(device, "virtual") == runner.key_of(a_case(2), "virtual")
+
+
 def test_bounds_are_two_decisions_and_nothing_else_is_judged_of_them(tmp_path: Path) -> None:
     columns = "layout,model,train_img_size,batch_that_ran,next_larger_batch_that_failed"
     path = write(tmp_path, "timm_3090_batch_bounds", columns, "nhwc,a_b,224,256,384", "nchw,c,64,512,")
@@ -239,6 +245,18 @@ def test_a_markdown_table_has_a_row_for_each_tool() -> None:
     assert "25.00 %" in text
 
 
+def test_the_runs_with_the_largest_errors_are_listed_with_their_causes() -> None:
+    runs = [a_case(number, measured_bytes=4 * GIB) for number in range(3)]
+    answers = {case.key: an_answer(case, (4 + number) * GIB) for number, case in enumerate(runs)}
+    first, second = metrics.largest_errors(metrics.judge(runs, answers, one_gib_around), 2)
+    assert [each.run for each in (first, second)] == [runs[2].key, runs[1].key]
+    assert (first.error, first.is_inside, second.is_inside) == (0.5, False, True)
+    assert first.causes == {"convolutions": (GIB, GIB)}
+    assert tables.run_row(first)[2:] == (
+        "4.00 GiB", "+2,048 MiB", "+50.0 %", "no", "convolutions -1,024 +1,024"
+    )  # fmt: skip
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +315,7 @@ def test_measured_runs_are_trained_again_and_compared(evaluate: Evaluate, tmp_pa
     [
         (["--sets", "nothing"], "unknown set"),
         (["--sample", "0"], "--sample 0: must be 1 or more"),
+        (["--runs", "-1"], "--runs -1: must be 0 or more"),
         (["--engine", "tpu"], "invalid choice: 'tpu'"),
         (["--html", "nowhere/page.html"], "no such folder"),
     ],
@@ -469,10 +488,9 @@ def test_only_runs_whose_script_was_not_recorded_have_that_cause() -> None:
 
 def test_constants_that_are_written_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "interval.toml"
-    target.write_text(intervals.render(interval.remainders(), about="of a test"))
+    target.write_text(intervals.render(interval.remainders()))
     monkeypatch.setattr(interval, "CONSTANTS", target)
     assert interval.remainders.__wrapped__() == interval.remainders()
-    assert "# of a test" in target.read_text()
 
 
 def test_the_figures_of_causes_are_shares_of_the_truth() -> None:

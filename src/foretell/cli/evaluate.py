@@ -18,7 +18,7 @@ from foretell.errors import UnsupportedError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from foretell.evaluation.metrics import CauseFigures, Figures, Judged
+    from foretell.evaluation.metrics import CauseFigures, Figures, Judged, RunFigures
     from foretell.evaluation.pairs import SpeedFigures
     from foretell.evaluation.records import Answer, Case
     from foretell.evaluation.statistics import Draws, Factor
@@ -63,10 +63,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which rows to evaluate; kept: those with odd line numbers, fitted: with even ones (default: all)",
     )  # fmt: skip
     parser.add_argument(
+        "--memory-only", action="store_true", help="do not judge times and utilization; recording them takes longer"
+    )
+    parser.add_argument(
         "--hold-out", choices=["campaign", "family"],
         help="judge each run by intervals calibrated without its campaign or family (default: the shipped constants)",
     )  # fmt: skip
     parser.add_argument("--fit", metavar="FILE", type=Path, help="write the constants that these runs support (TOML)")
+    parser.add_argument(
+        "--runs", metavar="N", type=int, default=0,
+        help="also list the N runs of each set with the largest errors, and what their intervals are made of",
+    )  # fmt: skip
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument(
         "--engine", choices=["virtual", "cpu"], default="virtual", help="cpu also works without a CUDA build of torch"
@@ -127,8 +134,7 @@ def execute(options: argparse.Namespace) -> int:
     factors = statistics.anova(judged)
     draws = statistics.monte_carlo(judged, seed=options.seed)
     if options.fit:
-        about = _about(options, answers, [answer for answer in answers.values() if answer.problem])
-        write(options.fit, intervals.render(intervals.fit(chosen, answers), about=about), is_private=False)
+        write(options.fit, intervals.render(intervals.fit(chosen, answers)), is_private=False)
     _show(options, answers, judged, figures, factors, draws, speed_figures)
     return 0
 
@@ -179,6 +185,8 @@ def _check(options: argparse.Namespace) -> None:
     options.workers = parse_workers(options.workers)
     if options.sample is not None and options.sample < 1:
         raise UsageError(f"--sample {options.sample}: must be 1 or more.")
+    if options.runs < 0:
+        raise UsageError(f"--runs {options.runs}: must be 0 or more.")
     check_targets({f"--{name}": getattr(options, name) for name in ("answers", "html", "json", "markdown", "fit")})
     check_targets({"--write-rows": options.write_rows})
     for name in ("write_rows", "model", "labels"):
@@ -197,15 +205,20 @@ def _sets(options: argparse.Namespace) -> list[str]:
 
 
 def _choose(cases: list[Case], options: argparse.Namespace) -> list[Case]:
+    """The rows asked for. The sample of a set does not depend on the other sets, and is part of any larger sample: what
+    was run for it is used again."""
     if options.rows != "all":
         cases = [case for case in cases if case.is_kept_back == (options.rows == "kept")]
+    if options.memory_only:
+        cases = [replace(case, measured={}) for case in cases if case.has_memory]
     if options.sample is None:
         return cases
     by_set: dict[str, list[Case]] = {}
     for case in cases:
         by_set.setdefault(case.set, []).append(case)
-    generator = random.Random(options.seed)
-    return [case for own in by_set.values() for case in generator.sample(own, min(options.sample, len(own)))]
+    for own in by_set.values():
+        random.Random(options.seed).shuffle(own)
+    return [case for own in by_set.values() for case in own[: options.sample]]
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -354,7 +367,7 @@ def _show(
     from foretell.cli.terminal import console, ignore_broken_pipe
     from foretell.evaluation import metrics, page, tables
 
-    causes = metrics.cause_figures(judged)
+    causes, runs = metrics.cause_figures(judged), metrics.largest_errors(judged, options.runs)
     problems = [answer for answer in answers.values() if answer.problem]
     about = _about(options, answers, problems)
     document = {
@@ -362,6 +375,7 @@ def _show(
         "about": about,
         "figures": [*map(asdict, figures), *map(asdict, speed_figures)],
         "causes": [asdict(each) for each in causes],
+        "runs": [asdict(each) for each in runs],
         "anova": [asdict(each) for each in factors],
         "monte_carlo": [asdict(each) for each in draws],
         "problems": {answer.key: answer.problem for answer in problems},
@@ -370,7 +384,7 @@ def _show(
         title = "foretell compared with measured runs"
         write(options.html, page.render(judged, figures, factors, draws, title=title, about=about), is_private=False)
     if options.markdown:
-        text = _between_markers(options.markdown, _markdown(about, figures, causes, factors, draws))
+        text = _between_markers(options.markdown, _markdown(about, figures, causes, runs, factors, draws))
         write(options.markdown, text, is_private=False)
     if options.json == "-":
         with ignore_broken_pipe():
@@ -384,6 +398,8 @@ def _show(
         if speed_figures:
             tables.print_speeds(speed_figures, terminal)
         tables.print_causes(causes, terminal)
+        if runs:
+            tables.print_runs(runs, terminal)
         terminal.print(f"\n{about}")
         explaining = sorted((each for each in factors if each.p_value < 0.01), key=lambda each: -each.share)
         for each in explaining[:5]:
@@ -413,6 +429,7 @@ def _markdown(
     about: str,
     figures: Sequence[Figures],
     causes: Sequence[CauseFigures],
+    runs: Sequence[RunFigures],
     factors: Sequence[Factor],
     draws: Sequence[Draws],
 ) -> str:
@@ -425,6 +442,7 @@ def _markdown(
     decision_table = tables.markdown(tables.DECISION_HEADINGS, [tables.decision_row(each) for each in decisions])
     timed = [each for each in figures if each.metric != "memory"]
     time_table = tables.markdown(tables.TIME_HEADINGS, [tables.time_row(each) for each in timed])
+    run_table = tables.markdown(tables.RUN_HEADINGS, [tables.run_row(each) for each in runs])
     if not (memory or decisions):
         return f"{about}\n\n{time_table}"
     parts = [
@@ -434,6 +452,7 @@ def _markdown(
         *([time_table] if timed else []),
         "What the intervals are made of (medians, relative to the measured value, over the runs that have the cause):",
         tables.markdown(tables.CAUSE_HEADINGS, [tables.cause_row(each) for each in causes]),
+        *([tables.RUN_NOTE, run_table] if runs else []),
         "Factors that explain the error (ANOVA, type II, p < 0.01):",
         tables.markdown(tables.FACTOR_HEADINGS, [tables.factor_row(each) for each in explaining]),
         "Random configurations (bootstrap; every model equally likely):",

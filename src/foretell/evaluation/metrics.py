@@ -132,6 +132,50 @@ def cause_figures(judged: Iterable[Judged]) -> list[CauseFigures]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """One run, with what its interval is made of."""
+
+    set: str
+    run: str
+    """The key of its case."""
+    job: str
+    measured_bytes: int
+    estimated_bytes: int
+    error: float
+    low_bytes: int
+    high_bytes: int
+    is_inside: bool
+    causes: dict[str, tuple[int, int]]
+    """By name: how far below and above the estimate each one reaches."""
+
+
+def largest_errors(judged: Iterable[Judged], num: int) -> list[RunFigures]:
+    """Of each set the runs whose estimates are the furthest off, relative to the measured value."""
+    by_set: dict[str, list[Judged]] = {}
+    for each in judged:
+        if each.tool == OURS and each.error is not None:
+            by_set.setdefault(each.case.set, []).append(each)
+    largest = (sorted(own, key=lambda each: -abs(each.error or 0.0))[:num] for own in by_set.values())
+    return [_run_figures(each) for own in largest for each in own]
+
+
+def _run_figures(judged: Judged) -> RunFigures:
+    case, low, high = judged.case, judged.low_bytes or 0, judged.high_bytes or 0
+    return RunFigures(
+        set=case.set,
+        run=case.key,
+        job=" ".join(case.arguments),
+        measured_bytes=case.measured_bytes,
+        estimated_bytes=judged.num_bytes or 0,
+        error=judged.error or 0.0,
+        low_bytes=low,
+        high_bytes=high,
+        is_inside=low <= case.measured_bytes <= high,
+        causes={cause.name: (cause.below_bytes, cause.above_bytes) for cause in judged.causes},
+    )
+
+
 def judge(
     cases: Iterable[Case], answers: dict[str, Answer], calibrated: Callable[[Case], Remainders] | None = None
 ) -> list[Judged]:

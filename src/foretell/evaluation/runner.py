@@ -63,8 +63,10 @@ def _context_bytes(case: Case, gpu: Gpu) -> int | None:
 
 def key_of(case: Case, engine: Engine) -> str:
     """The same for cases with the same answer."""
-    job = job_of(case, engine)
-    return job.key if case.has_memory else f"{job.key}-{case.gpu}"
+    key = job_of(case, engine).key
+    if case.quantity == "allocated":
+        return f"{key}-allocated"
+    return key if case.has_memory else f"{key}-{case.gpu}"
 
 
 def answer(asked: tuple[Case, Engine], warm: Warm) -> Answer:

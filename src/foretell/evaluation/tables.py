@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from foretell.evaluation.metrics import OURS, CauseFigures, Figures
+from foretell.evaluation.metrics import OURS, CauseFigures, Figures, RunFigures
 from foretell.evaluation.pairs import SpeedFigures
 from foretell.evaluation.statistics import Draws, Factor
-from foretell.units import format_bytes
+from foretell.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from foretell.evaluation.instant import ClassFigures
@@ -87,6 +87,23 @@ def time_row(figures: Figures) -> tuple[str, ...]:
 def cause_row(figures: CauseFigures) -> tuple[str, ...]:
     width, request = _percent(figures.width, digits=1), _percent(figures.request, digits=1)
     return figures.set, figures.cause, str(figures.num_runs), width, request
+
+
+RUN_HEADINGS = ("run", "job", "measured", "error", "of it", "inside", "the interval, MiB below and above")
+RUN_NOTE = "The runs of each set whose estimates are the furthest off:"
+
+
+def run_row(figures: RunFigures) -> tuple[str, ...]:
+    parts = (f"{name} -{below // MIB:,} +{above // MIB:,}" for name, (below, above) in figures.causes.items())
+    return (
+        figures.run,
+        figures.job.replace("--", ""),
+        format_bytes(figures.measured_bytes),
+        f"{(figures.estimated_bytes - figures.measured_bytes) / MIB:+,.0f} MiB",
+        _percent(figures.error, digits=1, sign=True),
+        "yes" if figures.is_inside else "no",
+        "; ".join(parts),
+    )
 
 
 def factor_row(factor: Factor) -> tuple[str, ...]:
@@ -201,6 +218,16 @@ def print_causes(causes: Sequence[CauseFigures], console: Console) -> None:
     for each in causes:
         table.add_row(*cause_row(each))
     console.print("\nwhat the intervals are made of:")
+    console.print(table)
+
+
+def print_runs(runs: Sequence[RunFigures], console: Console) -> None:
+    table = Table(box=None, padding=(0, 1), header_style="bright_black")
+    for number, heading in enumerate(RUN_HEADINGS):
+        table.add_column(heading, justify="right" if 1 < number < 6 else "left", no_wrap=number != 1, overflow="fold")
+    for each in runs:
+        table.add_row(*run_row(each))
+    console.print(f"\n{RUN_NOTE}")
     console.print(table)
 
 
