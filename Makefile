@@ -96,17 +96,19 @@ real-scripts: native ## run training scripts people really run, and write docs/r
 	build/real-scripts/bin/python -m benchmarks.real_scripts $(ARGS)
 
 GROUND_TRUTH ?= ../shared/ground_truth
+MEASURED := transformer,cnn_rtx,mlp_plain_a100,mlp_a100,cnn_a100,transformer_a100,timm_a100,real_models_a100,published_jobs
+SAMPLE ?= 115
 accuracy: ## compare estimates with measured runs (GROUND_TRUTH), with the versions of the measurements: docs/accuracy.md
 	$(MAKE) environment native STACK=$(OLDEST)
-	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --rows kept --sample 120 \
-	  --sets transformer,cnn_rtx,mlp_plain_a100,mlp_a100,cnn_a100,transformer_a100,timm_a100,real_models_a100 \
-	  --markdown docs/accuracy.md $(ARGS)
+	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --sets $(MEASURED) --sample $(SAMPLE) --memory-only \
+	  --hold-out family --runs 5 --markdown docs/accuracy.md $(ARGS)
 
 calibration: ## fit the constants of the intervals to measured runs (GROUND_TRUTH): src/foretell/rules/interval.toml
 	$(MAKE) environment native STACK=$(OLDEST)
 	$(MAKE) environment native STACK=torch-2.15
-	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --sample 160 --fit src/foretell/rules/interval.toml $(ARGS)
-	build/torch-2.15/bin/foretell evaluate $(GROUND_TRUTH) --sample 45 --sets cnn_rtx,cnn_a100,real_models_a100 \
+	build/$(OLDEST)/bin/foretell evaluate $(GROUND_TRUTH) --sets $(MEASURED) --sample $(SAMPLE) --memory-only \
+	  --fit src/foretell/rules/interval.toml $(ARGS)
+	build/torch-2.15/bin/foretell evaluate $(GROUND_TRUTH) --sets cnn_rtx,cnn_a100,real_models_a100 --sample 30 --memory-only \
 	  --fit src/foretell/rules/interval.toml $(ARGS)
 
 accuracy-cpu: ## do the same with the CPU engine: docs/accuracy-cpu.md

@@ -121,6 +121,8 @@ class Evidence:
     context_bytes: int
     is_context_given: bool
     library_bytes: int
+    sums_spread_bytes: int = 0
+    """How far it moves if cuDNN sums the gradients of weights in more or fewer parts."""
     context_below_bytes: int = 0
     """Of a context that was fitted to measured runs: how much less it may be."""
     context_above_bytes: int = 0

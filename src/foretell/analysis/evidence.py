@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from foretell.analysis.batches import differ_in_number_only
 from foretell.analysis.steps import most_waiting_bytes
-from foretell.analysis.workspaces import workspace_spread
+from foretell.analysis.workspaces import workspace_spreads
 from foretell.protocol.native_log import WORKSPACE_SOURCES
 from foretell.records import Batches, ConvolutionKind, Evidence, StepPeak
 from foretell.rules.interval import MEASURED_CONTEXTS
@@ -23,13 +23,14 @@ def evidence_of(
     is_varied = batches is not None and batches.num_shapes > 1 and not batches.is_largest_trained
     may_be_longer = is_varied and not differ_in_number_only(trace)
     rows = trace.convolutions
-    spread = workspace_spread(trace, counters.device)
     # Without a history: the tensors that cuDNN may copy.
     largest = max(map(sum, zip(rows.x_bytes, rows.y_bytes, rows.w_bytes, strict=True)), default=0)
+    of_workspaces, of_sums = workspace_spreads(trace, counters.device) or (largest, largest)
     return Evidence(
         kind=_kind(trace),
         reserved_bytes=counters.peak_reserved_bytes,
-        workspace_spread_bytes=largest if spread is None else spread,
+        workspace_spread_bytes=of_workspaces,
+        sums_spread_bytes=of_sums,
         context_bytes=trace.context_bytes,
         is_context_given=trace.is_context_given,
         context_below_bytes=trace.context_below_bytes,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from foretell.evaluation.records import Answer, Case
 from foretell.records import CONVOLUTION_KINDS, Cause, Evidence
@@ -27,28 +27,43 @@ from foretell.rules.interval import (
     remainders,
 )
 
+_Value = TypeVar("_Value", float, bool)
 HoldOut = Literal["campaign", "family"]
 FEWEST_RUNS = 30
 """With fewer, the constants stay as they are."""
 COVERED, COVERED_IN_SETS, REQUESTED = 0.95, 0.92, 0.99
-_MORE = (0.96, 0.97, 0.98, 0.99)
+_OF_RESERVED = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1)
 _SHAPES = [
-    Spread(mib=mib, of_reserved=of_reserved, of_workspaces=of_workspaces)
-    for mib in (4.0, 8.0, 16.0, 32.0, 64.0)
-    for of_reserved in (0.0, 0.005, 0.01, 0.02, 0.05, 0.1)
-    for of_workspaces in (0.0, 0.1, 0.3, 1.0, 3.0)
+    Spread(mib=mib, of_reserved=of_reserved) for mib in (4.0, 8.0, 16.0, 32.0, 64.0) for of_reserved in _OF_RESERVED
 ]
-_SHAPES_OF_LENGTHS = [replace(shape, of_workspaces=0.0, of_lengths=shape.of_workspaces) for shape in _SHAPES]
+_SHAPES_OF_CONVOLUTIONS = [
+    replace(shape, of_workspaces=of_workspaces, of_sums=of_sums)
+    for shape in _SHAPES
+    for of_workspaces, of_sums in ((0.0, 0.0), (0.1, 0.0), (0.3, 0.0), (1.0, 0.0), (3.0, 0.0), (0.0, 1.0), (0.1, 1.0))
+]
+_SHAPES_OF_LENGTHS = [replace(shape, of_lengths=times) for shape in _SHAPES for times in (0.0, 0.1, 0.3, 1.0, 3.0)]
+_SHAPES_OF = dict.fromkeys(CONVOLUTION_KINDS, _SHAPES_OF_CONVOLUTIONS) | {
+    "plain": _SHAPES, VARYING: _SHAPES_OF_LENGTHS, UNRECORDED: _SHAPES_OF_CONVOLUTIONS
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
     set: str
     group: str
+    torch: str
     measured_bytes: int
     evidence: Evidence
     beyond_bytes: int
     """What other causes do not explain of measured - estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    value: float
+    """What is beyond other causes, in units of a shape."""
+    set: str
+    group: str
 
 
 def causes_for(case: Case, answer: Answer, calibrated: Remainders | None = None) -> tuple[Cause, ...]:
@@ -88,25 +103,39 @@ def held_out(
     def group_of(case: Case) -> str:
         return case.campaign if hold_out == "campaign" else case.family
 
-    fits = {
-        group: fit([case for case in cases if group_of(case) != group], answers) for group in set(map(group_of, cases))
-    }
+    everything = fit(cases, answers)
+
+    def fit_without(group: str) -> Remainders:
+        own = [(case, answers[case.key]) for case in cases if group_of(case) == group]
+        own = [(case, answer) for case, answer in own if _is_usable(case, answer)]
+        others = [case for case in cases if group_of(case) != group]
+        return fit(others, answers, kinds={_kind(*each) for each in own}, of_other_kinds=everything)
+
+    fits = {group: fit_without(group) for group in set(map(group_of, cases))}
     return lambda case: fits[group_of(case)]
 
 
-def fit(cases: Iterable[Case], answers: Mapping[str, Answer]) -> Remainders:
-    """The constants of every kind of which there are enough runs; of the others, those that ship."""
-    found = dict(remainders())
+def _kind(case: Case, answer: Answer) -> str:
+    """That the run helps to calibrate."""
+    return kind_of(_evidence(case, answer.evidence)) if case.is_script_known else UNRECORDED
+
+
+def fit(
+    cases: Iterable[Case],
+    answers: Mapping[str, Answer],
+    *,
+    kinds: Collection[str] = KINDS,
+    of_other_kinds: Remainders | None = None,
+) -> Remainders:
+    """The constants of these kinds, where there are enough runs; those that ship, where not. The runs whose scripts
+    were not recorded come last: of them only the rest is fitted that the other constants leave."""
+    shipped = remainders()
+    found = dict(of_other_kinds or shipped)
     usable = [(case, answers[case.key]) for case in cases if _is_usable(case, answers.get(case.key))]
-    for kind in (*CONVOLUTION_KINDS, VARYING):
-        runs = [
-            _run(case, answer, {**found, kind: _NOTHING})
-            for case, answer in usable
-            if case.is_script_known and kind_of(_evidence(case, answer.evidence)) == kind
-        ]
-        found[kind] = _fitted(runs, _SHAPES_OF_LENGTHS if kind == VARYING else _SHAPES) or found[kind]
-    runs = [_run(case, answer, {**found, UNRECORDED: _NOTHING}) for case, answer in usable if not case.is_script_known]
-    found[UNRECORDED] = _fitted(runs, _SHAPES) or found[UNRECORDED]
+    for kind in (kind for kind in KINDS if kind in kinds):
+        own = [(case, answer) for case, answer in usable if _kind(case, answer) == kind]
+        runs = [_run(case, answer, {**found, kind: _NOTHING}) for case, answer in own]
+        found[kind] = _fitted(runs, _SHAPES_OF[kind]) or shipped[kind]
     if not found["asked"].runs:  # nobody has measured runs with a cuDNN that can be asked
         found["asked"] = replace(found["ruled"], runs=0, groups=0)
     return found
@@ -128,6 +157,7 @@ def _run(case: Case, answer: Answer, calibrated: Remainders) -> _Run:
     return _Run(
         set=case.set,
         group=case.family,
+        torch=answer.torch,
         measured_bytes=case.measured_bytes,
         evidence=_evidence(case, answer.evidence),
         beyond_bytes=error - max(-below, min(above, error)),
@@ -148,41 +178,54 @@ def _fitted(runs: Sequence[_Run], shapes: Sequence[Spread]) -> Remainder | None:
 
     below, above = min((_interval(runs, shape) for shape in shapes), key=lambda bounds: width(*bounds))
     request = min((_request(runs, shape) for shape in shapes), key=width)
-    groups = {run.group for run in runs}
-    return Remainder(below=below, above=above, request=request, runs=len(runs), groups=len(groups))
+    groups, versions = {run.group for run in runs}, {run.torch for run in runs}
+    torch = ", ".join(sorted(versions))
+    return Remainder(below=below, above=above, request=request, runs=len(runs), groups=len(groups), torch=torch)
 
 
 def _interval(runs: Sequence[_Run], shape: Spread) -> tuple[Spread, Spread]:
-    """Below and above; the runs outside are divided between the two so that it is narrowest. It holds for COVERED of
-    all runs, and for COVERED_IN_SETS of each set."""
-    scores = sorted((run.beyond_bytes / shape.bytes_for(run.evidence), run.set) for run in runs)
-    sets = _by_set([(name, score) for score, name in scores])
-    for covered in (COVERED, *_MORE):
-        below, above = _narrowest([score for score, _ in scores], covered)
-        if all(_held(values, below, above) >= COVERED_IN_SETS for values in sets):
-            break
+    """Below and above; the runs outside are divided between the two so that it is narrowest. For at least COVERED of
+    the runs, and so many more that COVERED_IN_SETS of each set are inside bounds that their family has no part in."""
+    scores = sorted(
+        (_Score(run.beyond_bytes / shape.bytes_for(run.evidence), run.set, run.group) for run in runs),
+        key=lambda each: each.value,
+    )
+    least = math.ceil(COVERED * len(scores))
+    num = next((num for num in range(least, len(scores)) if _holds_elsewhere(scores, len(scores) - num)), len(scores))
+    below, above = _narrowest([score.value for score in scores], len(scores) - num)
     return _times(shape, below), _times(shape, above)
 
 
-def _by_set(values: Sequence[tuple[str, float]]) -> list[list[float]]:
+def _holds_elsewhere(scores: Sequence[_Score], num_outside: int) -> bool:
+    """Whether bounds with so few runs outside hold for families that have no part in them. A family that is all of its
+    set has a part: nobody else has measured such runs."""
+    families: dict[str, set[str]] = {}
+    for score in scores:
+        families.setdefault(score.set, set()).add(score.group)
+    inside: list[tuple[str, bool]] = []
+    for group in {score.group for score in scores}:
+        own = [score for score in scores if score.group == group]
+        is_alone = any(families[score.set] == {group} for score in own)
+        others = [score.value for score in scores if score.group != group or is_alone]
+        below, above = _narrowest(others, min(num_outside, len(others) - 1))
+        inside += [(score.set, -below <= score.value <= above) for score in own]
+    return all(statistics.fmean(held) >= COVERED_IN_SETS for held in _by_set(inside))
+
+
+def _by_set(values: Sequence[tuple[str, _Value]]) -> list[list[_Value]]:
     """Those of each set with enough runs; all together if there is none."""
-    sets: dict[str, list[float]] = {}
+    sets: dict[str, list[_Value]] = {}
     for name, value in values:
         sets.setdefault(name, []).append(value)
     large = [each for each in sets.values() if len(each) >= FEWEST_RUNS]
     return large or [[value for _, value in values]]
 
 
-def _narrowest(scores: Sequence[float], covered: float) -> tuple[float, float]:
-    """How far below and above so many of the sorted scores lie, with the fewest units."""
-    num = math.ceil(covered * len(scores))
-    windows = zip(scores, scores[num - 1 :], strict=False)
+def _narrowest(scores: Sequence[float], num_outside: int) -> tuple[float, float]:
+    """How far below and above all but so many of the sorted scores lie, with the fewest units."""
+    windows = zip(scores, scores[len(scores) - num_outside - 1 :], strict=False)
     bounds = [(max(0.0, -low), max(0.0, high)) for low, high in windows]
     return min(bounds, key=lambda pair: pair[0] + pair[1])
-
-
-def _held(scores: Sequence[float], below: float, above: float) -> float:
-    return sum(-below <= score <= above for score in scores) / len(scores)
 
 
 def _request(runs: Sequence[_Run], shape: Spread) -> Spread:
@@ -201,16 +244,16 @@ def _times(shape: Spread, factor: float) -> Spread:
         mib=up(factor * shape.mib, 1),
         of_reserved=up(factor * shape.of_reserved, 4),
         of_workspaces=up(factor * shape.of_workspaces, 3),
+        of_sums=up(factor * shape.of_sums, 3),
         of_lengths=up(factor * shape.of_lengths, 3),
     )
 
 
-def render(calibrated: Remainders, *, about: str) -> str:
+def render(calibrated: Remainders) -> str:
     """interval.toml."""
     parts = [
         "# Written by `make calibration`: what remains of measured minus estimated memory after the other causes of",
         "# rules/interval.py. Not edited by hand.",
-        f"# {about}",
     ]
     for kind in KINDS:
         remainder = calibrated[kind]
@@ -219,6 +262,6 @@ def render(calibrated: Remainders, *, about: str) -> str:
             spread: Spread = getattr(remainder, name)
             terms = ", ".join(f"{field.name} = {getattr(spread, field.name)}" for field in fields(spread))
             parts.append(f"{name} = {{{terms}}}")
-        parts += [f"runs = {remainder.runs}", f"groups = {remainder.groups}"]
+        parts += [f"runs = {remainder.runs}", f"groups = {remainder.groups}", f'torch = "{remainder.torch}"']
     return "\n".join(parts) + "\n"
 

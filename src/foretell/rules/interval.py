@@ -3,9 +3,9 @@ it may be.
 
 What can be read off the run or off public measurements is a rule here. What remains, measured minus estimated, is
 calibrated on measured runs: `make calibration` writes it to interval.toml, and docs/accuracy.md says how. Each
-`Spread` has four terms: a constant, a share of PyTorch's reserved memory, a multiple of how far the peak moves in
-replays with other workspaces of cuDNN (analysis/workspaces.py), and one of how far it moves with batches of other
-shapes.
+`Spread` has five terms: a constant, a share of PyTorch's reserved memory, multiples of how far the peak moves in
+replays with other workspaces of cuDNN and with other numbers of partial sums (analysis/workspaces.py), and one of how
+far it moves with batches of other shapes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,18 @@ class Spread:
     mib: float
     of_reserved: float
     of_workspaces: float = 0.0
+    of_sums: float = 0.0
     of_lengths: float = 0.0
 
     def bytes_for(self, evidence: Evidence) -> int:
-        varying = self.of_reserved * evidence.reserved_bytes + self.of_workspaces * evidence.workspace_spread_bytes
-        lengths = self.of_lengths * (evidence.shorter_bytes + evidence.longer_bytes)
-        return max(0, int(self.mib * MIB + varying + lengths))
+        parts = (
+            self.mib * MIB,
+            self.of_reserved * evidence.reserved_bytes,
+            self.of_workspaces * evidence.workspace_spread_bytes,
+            self.of_sums * evidence.sums_spread_bytes,
+            self.of_lengths * (evidence.shorter_bytes + evidence.longer_bytes),
+        )
+        return max(0, int(sum(parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,8 @@ class Remainder:
     runs: int = 0
     """Measured runs it was calibrated on, in so many groups; no group was judged by constants fitted to it."""
     groups: int = 0
+    torch: str = ""
+    """The version with which the runs were repeated."""
 
 
 VARYING = "varying"
@@ -77,7 +85,7 @@ def remainders() -> Remainders:
 
 def _remainder(table: dict[str, Any]) -> Remainder:
     spreads = {name: Spread(**table[name]) for name in ("below", "above", "request")}
-    return Remainder(**spreads, runs=table["runs"], groups=table["groups"])
+    return Remainder(**spreads, runs=table["runs"], groups=table["groups"], torch=table["torch"])
 
 
 MEASURED_CONTEXTS = ((8, 0), (8, 6), (8, 9))

@@ -58,13 +58,22 @@ def batch_length(batch_size: int, generator: random.Random, longest: int) -> int
     return min(longest, max(line() for _ in range(batch_size)))
 
 
+def batch_lengths(options: argparse.Namespace) -> list[int]:
+    """Of all steps. Drawn ones are drawn again until one of them is below the limit: the others are known."""
+    lengths = [options.length] * options.steps
+    generator = random.Random(options.lines)
+    while options.lines is not None and min(lengths) == options.length:
+        lengths = [batch_length(options.batch_size, generator, options.length) for _ in lengths]
+    return lengths
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(CONFIGS), required=True)
     parser.add_argument("--optimizer", required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--lines", metavar="SEED", type=int, help="batches as long as drawn lines, at most --length")
+    parser.add_argument("--lines", metavar="SEED", type=int, help="batches as long as drawn lines, one below --length")
     parser.add_argument("--zero-grad", type=int, choices=[0, 1, 2], default=0, help=ZERO_GRAD)
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
@@ -74,10 +83,7 @@ def main() -> None:
     model = transformers.AutoModelForCausalLM.from_config(config).to("cuda")
     model.train()
     optimizer = make_optimizer(options.optimizer, model.parameters())
-    generator = random.Random(options.lines)
-    for _ in range(options.steps):
-        is_drawn = options.lines is not None
-        length = batch_length(options.batch_size, generator, options.length) if is_drawn else options.length
+    for length in batch_lengths(options):
         shape = (options.batch_size, length)
         batch = {  # the old one is gone before the new one is moved, as in a loop over a DataLoader
             "input_ids": torch.randint(0, config.vocab_size, shape),
