@@ -99,6 +99,12 @@ def test_a_rank_that_goes_wrong_is_named(runs: WarmRuns, how: str, exit_code: in
     assert re.search(message, found.stderr), found.stderr
 
 
+def test_a_time_limit_of_collectives_does_not_end_a_slow_run(runs: WarmRuns) -> None:
+    found = run(runs, 2, "slow")
+    assert found.code == 0, found.tail()
+    assert sorted(re.findall("rank . goes on", found.stdout)) == ["rank 0 goes on", "rank 1 goes on"]
+
+
 def test_a_rank_that_runs_out_of_memory_is_the_verdict(runs: WarmRuns) -> None:
     found = run(runs, 2, "uneven", "memory")
     assert found.code == 3

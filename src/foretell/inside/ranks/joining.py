@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import wraps
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -63,6 +64,14 @@ class Ranks:
             self._capture.patches.wrap(module, "init_process_group", joining)
             if is_virtual:
                 self._capture.patches.wrap(module, "destroy_process_group", _draining)
+        if is_virtual:
+            c10d, patches = torch.distributed.distributed_c10d, self._capture.patches
+            patches.wrap(c10d, "_new_process_group_helper", _without_time_limit)
+            if hasattr(c10d, "_set_pg_timeout"):
+                patches.wrap(c10d, "_set_pg_timeout", lambda original: lambda *args, **kwargs: None)
+            for module in (torch.distributed, c10d):
+                if hasattr(module, "split_group"):
+                    patches.wrap(module, "split_group", _without_time_limit)
         library = ctypes.CDLL(None)
         if is_virtual and hasattr(library, "foretell_on_connection"):
             self._connections = Connections(self._capture, library)
@@ -140,6 +149,17 @@ def _draining(original: Any) -> Any:
             library.foretell_drain(0)
 
     return destroy_process_group
+
+
+def _without_time_limit(original: Any) -> Any:
+    """ProcessGroupNCCL's watchdog ends the process if it does not see a collective end in time. It learns of that late
+    here, and how long a run takes says nothing about a card."""
+
+    @wraps(original)
+    def with_timeout(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "timeout": timedelta(days=30)})
+
+    return with_timeout
 
 
 NAMES = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options", "device_id")
