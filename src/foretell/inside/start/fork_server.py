@@ -9,11 +9,14 @@ The one difference from a separate process: the hooks are installed after the im
 """
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import importlib
+import io
 import json
 import os
+import pkgutil
 import resource
 import runpy
 import select
@@ -268,7 +271,23 @@ def run_words(words: list[str]) -> None:
     else:
         sys.argv[:] = words
         sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
-        runpy.run_path(os.path.abspath(words[0]), run_name="__main__")  # as Python's command line makes it
+        run_script(words[0])
+
+
+def run_script(name: str) -> None:
+    """As `python NAME` does: tracebacks and `__file__` have the absolute path, `sys.argv` keeps what was given, and its
+    globals stay to the end. runpy would give both the same path, and clear the globals."""
+    path = os.path.abspath(name)
+    if pkgutil.get_importer(path) is not None or path.endswith(".pyc"):  # a folder, or a zip file
+        runpy.run_path(name, run_name="__main__")
+        return
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    main = ModuleType("__main__")
+    main.__file__ = path
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
 
 
 if __name__ == "__main__":
