@@ -102,6 +102,11 @@ def test_one_rank_of_many_stands_for_all(runs: WarmRuns) -> None:
     assert row["nccl_bytes"] == communicator["bytes"] > 0
 
 
+def test_gloo_beside_nccl_asks_for_no_rank(runs: WarmRuns) -> None:
+    found = run(runs, "0", 8, "gloo_beside")
+    assert (found.code, found.result["world"]["ranks_run"]) == (0, [0]), found.tail()
+
+
 def test_auto_runs_a_rank_of_each_stage(runs: WarmRuns) -> None:
     """Stage 0 is ranks 0 to 7, stage 1 ranks 8 to 15: the last one needs the shapes that rank 7 sends."""
     found = run(runs, "auto", 16, "parallel", "pipeline").result

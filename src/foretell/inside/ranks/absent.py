@@ -98,7 +98,7 @@ class Absent:
     def _ranks_of(self, key: str) -> list[int] | None:
         prefix, _, rest = key.partition(_OF_NCCL)
         parts = prefix.split("/")
-        ranks = next((self._groups[part] for part in (*parts[:1], *parts[::-1]) if part in self._groups), None)
+        ranks = next((self._groups[part] for part in reversed(parts) if part in self._groups), None)
         pair = _PAIR.search(rest)
         if ranks is None or pair is None:
             return ranks
@@ -200,12 +200,24 @@ class Absent:
         if fake is None or not hasattr(c10d, "ProcessGroupGloo"):
             return
 
-        def create(store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
-            if hasattr(fake, "_create_internal"):
-                return fake._create_internal(rank, size, fake.Options())
-            return fake(rank, size)
+        if hasattr(fake, "_create_internal"):
 
-        self._capture.patches.replace(c10d, "ProcessGroupGloo", create)
+            def create(store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
+                return fake._create_internal(rank, size, fake.Options())
+
+            self._capture.patches.replace(c10d, "ProcessGroupGloo", create)
+            return
+
+        class Gloo(fake):  # type: ignore[misc, valid-type]
+            """Torch 2.6 asks whether what it has made is one, and numbers its calls."""
+
+            def __init__(self, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
+                super().__init__(rank, size)
+
+            def _set_sequence_number_for_group(self) -> None:
+                pass
+
+        self._capture.patches.replace(c10d, "ProcessGroupGloo", Gloo)
 
 
 def as_bytes(value: Any) -> bytes:
