@@ -72,7 +72,7 @@ def test_another_order_needs_what_the_script_needs_in_that_order(runs: WarmRuns,
     trace = trained(runs, tmp_path, list(range(NUM_STEPS)))
     cut = _cut(trace)
     moved = [number for number, step in enumerate(cut) if not step.is_fixed]
-    assert len(moved) > NUM_STEPS - 6
+    assert len(moved) >= NUM_STEPS - 6
     peaks = {reserved(trace)}
     for seed in range(3):
         order = list(range(len(cut)))
