@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import select
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -267,6 +268,7 @@ def seven_billion() -> list[Row]:
 def many_gpus(repeat: int) -> list[Row]:
     """One rank of many, all ranks of a machine, and many process groups."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "8", str(RANKS), "fsdp2"]
+    in_shell = ["bash", "-c", shlex.join(torchrun)]
     few, many, plain, pairs = [], [], [], []
     for _ in range(repeat):
         few.append(finish(ranks_command(8, "fsdp2")))
@@ -274,8 +276,8 @@ def many_gpus(repeat: int) -> list[Row]:
         plain.append(finish(ranks_command(64, "none")).cpu_seconds)
         pairs.append(finish(ranks_command(64, "pairs")).cpu_seconds)
     node = finish(foretell_on_h100("--", *torchrun), is_all_measured=True)
-    forks = finish(foretell_on_h100("--ranks", "all", "--", *torchrun), is_all_measured=True)
-    of_forks = f"{forks.cpu_seconds:.0f} s of CPU, {format_bytes(forks.peak_of_all)}"
+    itself = finish(foretell_on_h100("--", *in_shell), is_all_measured=True)
+    of_itself = f"{itself.cpu_seconds:.0f} s of CPU, {format_bytes(itself.peak_of_all)}"
     of_few, of_many = (min(run.cpu_seconds for run in runs) for runs in (few, many))
     memory, for_pairs = max(run.peak_rss for run in many), min(pairs) - min(plain)
     ratio = f"{of_many / of_few:.2f}x ({of_many:.1f} s / {of_few:.1f} s of CPU)"
@@ -284,7 +286,7 @@ def many_gpus(repeat: int) -> list[Row]:
         Row("the same: host memory", format_bytes(memory), "< 1.5 GiB", memory < 1.5 * GIB),
         Row("the same, 8 ranks: host memory", format_bytes(node.peak_of_all), "< 10 GiB", node.peak_of_all < 10 * GIB),
         Row("the same, 8 ranks: CPU time", f"{node.cpu_seconds:.0f} s", "<= 60 s", node.cpu_seconds <= 60),
-        Row("the same, 8 ranks with --ranks all", of_forks, "", None),
+        Row("the same, 8 ranks that torchrun itself starts", of_itself, "", None),
         Row("a process group for each pair of 64 ranks", f"{for_pairs:.1f} s of CPU", "< 10 s", for_pairs < 10),
     ]
 

@@ -42,7 +42,17 @@ def test_the_options_of_a_launcher_say_how_many_ranks_there_are(
     assert (found.world.size, found.world.per_node, list(found.words)) == (size, per_node, own)
 
 
-@pytest.mark.parametrize("words", [["torchrun", "--nproc-per-node", "8", "t.py"], ["t.py"], ["bash", "run.sh"],
+@pytest.mark.parametrize("words", [["torchrun", "--standalone", "--nproc-per-node", "8", "t.py", "--tee", "3"],
+                                   ["python", "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "pkg.t"]])
+def test_ranks_that_torchrun_would_only_start_are_forks(words: list[str]) -> None:
+    found = take_apart(words, {})
+    assert isinstance(found, Apart)
+    assert found.world.first == tuple(range(found.world.size))
+
+
+@pytest.mark.parametrize("words", [["torchrun", "--nproc-per-node", "8", "--tee", "3", "t.py"],
+                                   ["torchrun", "--nproc-per-node", "8", "--no-python", "./t.sh"],
+                                   ["torchrun", "--nproc-per-node", "8", "t"], ["t.py"], ["bash", "run.sh"],
                                    ["deepspeed", "--num_gpus", "4", "t.py"], ["deepspeed", "t.py"],
                                    ["accelerate", "launch", "--num_processes", "8", "t.py"]])  # fmt: skip
 def test_a_launcher_of_one_machine_is_started(words: list[str], tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def _environment(options: Mapping[str, str]) -> dict[str, str]:
         "ROLE_WORLD_SIZE": "1",
         "ROLE_NAME": options.get("role", "default"),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "TORCHELASTIC_RUN_ID": options.get("rdzv-id", "none"),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": options.get("max-restarts", "0"),
@@ -293,7 +293,7 @@ def with_argument(words: tuple[str, ...], argument: str) -> tuple[str, ...]:
     return (*words[:at], argument, *words[at:])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])

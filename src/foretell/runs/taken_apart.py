@@ -1,5 +1,6 @@
-"""Commands of several ranks that are not left to their launcher, because it would start ranks on other machines, or all
-of them: its options say how many there are, and what each of them runs."""
+"""Commands of several ranks that are not left to their launcher: its options say how many there are, and what each of
+them runs. It would start ranks on other machines, or all of them; or torchrun would import torch once for each, and
+once more for itself."""
 
 from __future__ import annotations
 
@@ -24,12 +25,13 @@ from foretell.runs.launchers import (
     OneProcess,
     Syntax,
     accelerate_config,
+    free_port,
     launcher_of,
     own_words,
     parsed,
     with_argument,
 )
-from foretell.runs.worlds import GPUS_PER_NODE, LOCAL_RANK, Launcher, World, check_ranks, world_of
+from foretell.runs.worlds import GPUS_PER_NODE, LOCAL_RANK, MOST_AT_ONCE, Launcher, World, check_ranks, world_of
 
 _SRUN_SYNTAX = Syntax(  # of Slurm 24
     flags=frozenset({
@@ -62,6 +64,11 @@ _FIRST_OF_ONE = {
 }  # fmt: skip
 _MOST_BY_DEFAULT = 8
 """All ranks of a machine are run if they are at most so many."""
+_ONLY_WHERE = frozenset({
+    "nproc-per-node", "nnodes", "node-rank", "standalone", "module", "master-addr", "master-port", "rdzv-backend",
+    "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "role", "max-restarts", "monitor-interval", "use-env",
+})  # fmt: skip
+"""Options of torchrun that say how many ranks there are, what they run and how they meet, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +89,8 @@ class _Asked:
     per_node: int
     environment: dict[str, str]
     kind: Launcher
+    is_plain: bool = False
+    """The launcher would start Python processes, and do nothing else with them: forks are like them."""
 
 
 def take_apart(
@@ -120,8 +129,12 @@ def take_apart(
         name = ""
     else:
         return None
-    if asked is None or (not is_asked and asked.size <= asked.per_node):
+    if asked is None:
         return None
+    if not is_asked and asked.size <= asked.per_node:
+        if not asked.is_plain or not 1 < asked.size <= MOST_AT_ONCE:
+            return None
+        ranks = "all"
     return _apart(name, asked, ranks=ranks, world_size=world_size, gpus_per_node=gpus_per_node)
 
 
@@ -137,7 +150,7 @@ def _apart(
             f"another number, or smaller machines, for example --gpus-per-node {largest}."
         )
     wanted = ranks or ("all" if size <= min(per_node, _MOST_BY_DEFAULT) and world_size is None else "auto")
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **asked.environment}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **asked.environment}
     world = world_of(size=size, per_node=per_node, ranks=wanted, launcher=asked.kind, environment=environment)
     shown = f"{name} is not started" if name else "no launcher is started"
     machines = math.ceil(size / per_node)
@@ -179,7 +192,8 @@ def _of_torchrun(name: str, words: list[str], gpus_per_node: int | None, world_s
     if "master-port" in options:
         environment["MASTER_PORT"] = options["master-port"]
     return _Asked(
-        words=script, size=num_nodes * per_node, per_node=per_node, environment=environment, kind="torchrun"
+        words=script, size=num_nodes * per_node, per_node=per_node, environment=environment, kind="torchrun",
+        is_plain=options.keys() <= _ONLY_WHERE and script[:1] != ("python",),
     )  # fmt: skip
 
 

@@ -49,6 +49,8 @@ class Starter:
             ranks = (ctypes.c_int32 * len(first))(*first)
             are_roles_wanted = int(self._world["are_roles_wanted"])
             self._library.foretell_some_run(self._world["size"], ranks, len(first), are_roles_wanted)
+        if self._world["launcher"] == "torchrun" and self._world["per_node"] > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
         if self._world["forks"]:
             import_for_all(self._world["modules"])
         for rank in first:
