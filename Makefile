@@ -15,7 +15,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/* $(VIRTUAL)/native/*/*)
 CODE := src tests examples benchmarks scripts/environment scripts/browser scripts/columns setup.py
 
-.PHONY: help demo environment native browser ray ci-tools train-tools emit-check page test check lint types format test-matrix test-zoo bench coverage real-scripts accuracy accuracy-cpu calibration bounds time-calibration time-accuracy sharing-calibration gpumemnet engines test-cpu native-test wheel clean
+.PHONY: help demo environment native browser ray ci-tools train-tools emit-check page test check lint types format test-matrix test-zoo ranks bench coverage real-scripts accuracy accuracy-cpu calibration bounds time-calibration time-accuracy sharing-calibration gpumemnet engines test-cpu native-test wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,9 @@ test-zoo: environment native ## run only the zoo and the examples
 test-matrix: ## run the zoo on the oldest and on the newest supported torch
 	$(MAKE) test-zoo STACK=$(OLDEST)
 	$(MAKE) test-zoo STACK=torch-2.15
+
+ranks: environment native ## compare some ranks with all, for every way to split a training and for the frameworks, and repeat each five times
+	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup --every-job tests/test_some_ranks.py $(ARGS)
 
 bench: environment native ## measure time and host memory, as ratios
 	$(PYTHON) benchmarks/bench.py

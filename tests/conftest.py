@@ -63,11 +63,17 @@ RunForetell = Callable[..., ForetellRun]
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "write the golden texts of tests/data/texts instead of comparing with them"
     parser.addoption("--overwrite-golden", action="store_true", help=help)
+    help = "also run the tests of all jobs of several ranks that are marked `every_job` (make ranks)"
+    parser.addoption("--every-job", action="store_true", help=help)
 
 
 @pytest.hookimpl(wrapper=True)  # xdist reads the marks in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Tests that share a fixture of their module run on one worker of pytest-xdist: each would set it up anew."""
+    if not config.getoption("--every-job"):
+        left_out = [item for item in items if item.get_closest_marker("every_job") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group") is not None:
             continue

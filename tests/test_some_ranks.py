@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conftest import HAS_CUDA, ForetellRun, lines_of
+from conftest import HAS_CUDA, ForetellRun
 from foretell import gpus
 from foretell import trace as traces
 from foretell.analysis.ranks import roles, stand_for_others
@@ -20,6 +21,8 @@ from warm_runs import WarmRuns
 
 SCRIPTS = Path(__file__).parent / "ranks"
 pytestmark = pytest.mark.skipif(not HAS_CUDA, reason="the CPU engine runs no job of several ranks")
+UINT8 = 1
+"""Of ncclDataType_t: bytes of pickled objects, for one."""
 
 
 @pytest.fixture
@@ -28,7 +31,11 @@ def runs(warm_runs: WarmRuns) -> WarmRuns:
 
 
 def run(runs: WarmRuns, ranks: str, size: int, *words: str, trace: Path | None = None) -> ForetellRun:
-    return runs.run(SCRIPTS / f"{words[0]}.py", *words[1:], gpu="h100-sxm", trace=trace, world_size=size, ranks=ranks)
+    environment = {} if ranks == "all" else {"IN_PART": "1"}
+    return runs.run(
+        SCRIPTS / f"{words[0]}.py", *words[1:], gpu="h100-sxm", trace=trace, world_size=size, ranks=ranks,
+        environment=environment,
+    )  # fmt: skip
 
 
 def peaks(found: ForetellRun) -> dict[int, str]:
@@ -48,47 +55,86 @@ def collectives(path: Path) -> dict[int, list[tuple[int, ...]]]:
     return found
 
 
-STRATEGIES = ["ddp", "fsdp1", "fsdp2", "hsdp", "tp", "pipeline"]
+SOME = {2: ["1"], 4: ["0", "3", "1-2"]}
+"""Of so many ranks these are run, each time alone."""
+JOBS = [
+    *(("parallel", name) for name in ("ddp", "fsdp1", "fsdp2", "hsdp", "tp", "pipeline")),
+    *(("strategies", name) for name in (
+        "ddp", "ddp static graph", "ddp fp16", "ddp powerSGD", "ddp, sharded optimizer", "ddp of 4,000 tensors",
+        "fsdp1", "fsdp2", "fsdp2 offloaded", "fsdp2 checkpointing", "fsdp2 compiled", "hsdp", "distributed checkpoint",
+        "tensor and sequence parallel", "tensor parallel compiled", "context parallel", "expert parallel", "gpipe",
+        "1f1b", "interleaved", "zero bubble", "zero bubble, V", "several communicators", "shrunk", "dtensor values",
+    )),
+    *(("frameworks", *words.split()) for words in (
+        "deepspeed 0", "deepspeed 1", "deepspeed 2", "deepspeed 3", "deepspeed 2 cpu", "deepspeed 3 cpu",
+        "accelerate ddp", "accelerate fsdp 1", "accelerate fsdp 2", "accelerate deepspeed 2", "accelerate deepspeed 3",
+        "trainer ddp", "trainer fsdp 1", "trainer fsdp 2", "trainer deepspeed 2", "trainer deepspeed 3",
+        "lightning ddp", "lightning fsdp", "lightning deepspeed_stage_2", "lightning deepspeed_stage_3",
+    )),
+]  # fmt: skip
+CHEAP = {
+    *((job, size) for job in JOBS if job[0] == "parallel" for size in SOME),
+    *(((("strategies", name), 2)) for name in ("context parallel", "expert parallel", "zero bubble")),
+    (("strategies", "distributed checkpoint"), 4),
+    *((("frameworks", *words.split()), 2) for words in (
+        "deepspeed 2", "deepspeed 3 cpu", "accelerate fsdp 2", "trainer deepspeed 3", "lightning fsdp",
+    )),
+}  # fmt: skip
+"""Always run; the others with --every-job."""
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("size", "some"), [(2, ["1"]), (4, ["0", "3", "1-2"])])
+def jobs(*sizes: int) -> list[Any]:
+    return [
+        pytest.param(job, size, id=f"{' '.join(job)}, {size} ranks",
+                     marks=() if (job, size) in CHEAP else pytest.mark.every_job)
+        for job in JOBS for size in sizes
+    ]  # fmt: skip
+
+
+def need(job: tuple[str, ...]) -> None:
+    """Skip a job of what is not installed, or not in this torch."""
+    if job[0] == "frameworks":
+        pytest.importorskip(job[1].replace("trainer", "transformers"))
+        if "deepspeed" in " ".join(job):
+            pytest.importorskip("deepspeed")
+    if job == ("strategies", "shrunk") and not hasattr(importlib.import_module("torch.distributed"), "shrink_group"):
+        pytest.skip("this torch cannot shrink a process group")
+
+
+def alike(calls: list[tuple[int, ...]], job: tuple[str, ...]) -> list[tuple[int, ...]]:
+    """What is compared of them: the objects that plan a checkpoint are longer if they describe the shards of all."""
+    if job != ("strategies", "distributed checkpoint"):
+        return calls
+    return [(*row[:2], 0, row[3], 0) if row[3] == UINT8 else row for row in calls]
+
+
+@pytest.mark.parametrize(("job", "size"), jobs(2, 4))
 def test_some_ranks_need_what_they_need_if_all_run(
-    runs: WarmRuns, tmp_path: Path, strategy: str, size: int, some: list[str]
+    runs: WarmRuns, tmp_path: Path, job: tuple[str, ...], size: int
 ) -> None:
-    everything = run(runs, "all", size, "parallel", strategy, trace=tmp_path / "all")
+    """Also the sequence of their collectives is the same."""
+    need(job)
+    everything = run(runs, "all", size, *job, trace=tmp_path / "all")
     expected, calls = peaks(everything), collectives(tmp_path / "all")
     assert sorted(expected) == list(range(size)), everything.tail()
-    for ranks in some:
-        found = run(runs, ranks, size, "parallel", strategy, trace=tmp_path / ranks)
+    for ranks in SOME[size]:
+        found = run(runs, ranks, size, *job, trace=tmp_path / ranks)
         assert {int(rank) for rank in ranks.split("-")} <= peaks(found).keys(), found.tail()
         assert peaks(found).items() <= expected.items()
-        assert collectives(tmp_path / ranks).items() <= calls.items()
+        for rank, own in collectives(tmp_path / ranks).items():
+            assert alike(own, job) == alike(calls[rank], job)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2 offloaded", "context parallel", "expert parallel", "zero bubble"])
-def test_one_rank_of_two_needs_what_it_needs_if_both_run(runs: WarmRuns, strategy: str) -> None:
-    everything, one = (found_by(run(runs, ranks, 2, "strategies", strategy)) for ranks in ("all", "1"))
-    assert sorted(everything) == [0, 1]
-    assert 1 in one
-    assert one.items() <= everything.items()
-
-
-def found_by(found: ForetellRun) -> dict[int, tuple[int, int]]:
-    rows = [json.loads(line) for line in lines_of(found, "FOUND")]
-    return {row["rank"]: (row["allocated"], row["reserved"]) for row in rows}
-
-
-@pytest.mark.parametrize(
-    "words", ["deepspeed 2", "deepspeed 3 cpu", "accelerate fsdp 2", "trainer deepspeed 3", "lightning fsdp"]
-)
-def test_a_rank_of_a_framework_needs_what_it_needs_if_all_run(runs: WarmRuns, words: str) -> None:
-    """Also one that is not the first: DeepSpeed's ranks compare what they have with the first one's."""
-    pytest.importorskip(words.split()[0].replace("trainer", "deepspeed"))
-    everything, one = (peaks(run(runs, ranks, 2, "frameworks", *words.split())) for ranks in ("all", "1"))
-    assert sorted(everything) == [0, 1]
-    assert 1 in one
-    assert one.items() <= everything.items()
+@pytest.mark.every_job
+@pytest.mark.parametrize(("job", "size"), jobs(2))
+def test_five_runs_need_the_same(runs: WarmRuns, tmp_path: Path, job: tuple[str, ...], size: int) -> None:
+    need(job)
+    found = []
+    for _ in range(5):
+        peaks_of_one = peaks(run(runs, "all", size, *job, trace=tmp_path / "all"))
+        found.append((peaks_of_one, collectives(tmp_path / "all")))
+    assert sorted(found[0][0]) == list(range(size))
+    assert found[1:] == found[:1] * 4
 
 
 def test_one_rank_of_many_stands_for_all(runs: WarmRuns) -> None:
@@ -126,6 +172,19 @@ def test_a_rank_is_started_when_another_needs_its_data(runs: WarmRuns, tmp_path:
     mark = traces.load(tmp_path / "trace").other_ranks[0].rank
     assert mark is not None
     assert (mark.rank, (mark.needed_where or "").rpartition("/")[2]) == (2, "")
+
+
+def test_what_is_gathered_from_ranks_that_are_not_run_is_like_this_ranks_own(runs: WarmRuns) -> None:
+    """Who gathers and scatters is no stage of a pipeline: rank 1 is run for what it broadcasts, and rank 2 is not."""
+    found = run(runs, "auto", 4, "needs", "gather")
+    said = sorted(line for line in found.stdout.splitlines() if "gathered" in line)
+    nothing = "[None, None, None, None]"
+    assert said == [
+        "rank 0: for 0, gathered ['from ', 'from ', 'from ', 'from xxx']",
+        f"rank 1: for 1, gathered {nothing}",
+        f"rank 3: for 3, gathered {nothing}",
+    ]
+    assert found.result["world"]["ranks_run"] == [0, 1, 3]
 
 
 def test_what_only_an_absent_rank_could_set_is_refused(runs: WarmRuns) -> None:

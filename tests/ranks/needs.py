@@ -1,4 +1,4 @@
-"""The last rank of some waits for data that only rank 1 has, or for what nobody sets."""
+"""The last rank waits for data that only rank 1 has, or for what nobody sets; or rank 0 gathers and scatters."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def say(what: object) -> None:
         sys.stdout.flush()
 
 
+if how == "gather":
+    for _ in range(2):
+        gathered = [None] * dist.get_world_size()
+        dist.gather_object("from " + "x" * rank, None if rank else gathered)
+        given = [None]
+        dist.scatter_object_list(given, None if rank else [f"for {each}" for each in range(len(gathered))])
+    sys.stdout.write(f"rank {rank}: {given[0]}, gathered {gathered}\n")
+    sys.stdout.flush()
 count = torch.ones(1, dtype=torch.int64, device="cuda")
 dist.all_reduce(count)  # said before anybody needs anybody
 values = torch.tensor([11, 12] if rank == 1 else [-1, -1], device="cuda")

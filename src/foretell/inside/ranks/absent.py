@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -42,6 +43,7 @@ class Absent:
         """For ever: a store's Python half dies with its last reference."""
         library.foretell_communicator.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p]
         library.foretell_wait.argtypes = [ctypes.c_char_p]
+        library.foretell_gather_or_scatter.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
         self._on_need = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p)(self._need)
 
     def install(self) -> None:
@@ -55,6 +57,10 @@ class Absent:
                 if hasattr(module, name):
                     patches.wrap(module, name, self._among_replicas)
         patches.wrap(self._torch.distributed.Reducer, "_rebuild_buckets", self._among_replicas)
+        for module in (self._torch.distributed, c10d):
+            for name in ("gather", "scatter"):
+                patches.wrap(module, name, self._from_like_ranks)
+        self._capture.imports.when_imported("torch.distributed.checkpoint.default_planner", self._save_in_part)
         self._replace_gloo(c10d)
 
     def joins(self, rank: int, world_size: int, size: int) -> None:
@@ -149,6 +155,53 @@ class Absent:
                 self._library.foretell_replicas(0)
 
         return call
+
+    def _from_like_ranks(self, original: Any) -> Any:
+        """What is gathered from ranks that do not run is like this rank's own. Neither are those that it gathers from,
+        or scatters to, stages of a pipeline."""
+
+        @wraps(original)
+        def gather_or_scatter(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(("tensor", "gather_list"), args, strict=False)), **kwargs}
+            own: Any = given.get("tensor") if original.__name__ == "gather" and given.get("gather_list") else None
+            if getattr(own, "is_cuda", False) and not hasattr(own, "__tensor_flatten__"):
+                self._library.foretell_gather_or_scatter(1, own.data_ptr(), own.nbytes)
+            else:
+                self._library.foretell_gather_or_scatter(1, None, 0)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._library.foretell_gather_or_scatter(0, None, 0)
+
+        return gather_or_scatter
+
+    def _save_in_part(self, planner: Any) -> None:
+        """A distributed checkpoint has the shards of the ranks that run. The plans of the others are like theirs: what
+        several ranks have is saved by one of them, which must be one that runs."""
+
+        def without_the_others(original: Any) -> Any:
+            @wraps(original)
+            def create_global_plan(planner: Any, plans: list[Any]) -> Any:
+                own: list[Any] = []
+                for number, plan in enumerate(plans):
+                    if plan in own:
+                        plans[number] = replace(plan, items=[])
+                    else:
+                        own.append(plan)
+                return original(planner, plans)
+
+            return create_global_plan
+
+        def in_part(original: Any) -> Any:
+            @wraps(original)
+            def validate(*args: Any, **kwargs: Any) -> Any:
+                """A list of errors, or whether there are none (torch 2.6)."""
+                return [] if isinstance(original(*args, **kwargs), list) else True
+
+            return validate
+
+        self._capture.patches.wrap(planner.DefaultSavePlanner, "create_global_plan", without_the_others)
+        self._capture.patches.wrap(planner, "_validate_global_plan", in_part)
 
     def _need(self, rank: int, what: bytes | None) -> int:
         """Called by the virtual NCCL, in a thread that waits for that rank's data. Without `what` nobody waits, but the

@@ -618,11 +618,23 @@ static Message mirrored(const Call *receive, const Call *like) {
     return message;
 }
 
+/* While PyTorch gathers or scatters, which are sends and receives for NCCL. `own`: what this rank contributes, if it is
+ * the one that gathers; ranks that do not run contribute the same. */
+static __thread bool is_gather_or_scatter;
+static __thread Call gathered;
+EXPORT void foretell_gather_or_scatter(int is, const void *own, size_t bytes);
+void foretell_gather_or_scatter(int is, const void *own, size_t bytes) {
+    bool is_known = false;
+    size_t run = own ? known_prefix((uintptr_t)own, bytes, &is_known) : 0;
+    is_gather_or_scatter = is;
+    gathered = (Call){.from = own, .known = is_known ? run : 0};
+}
+
 /* A stage of a pipeline receives from one that runs other layers, and later sends to it: the two need not look at the
- * data to depend on each other. In a ring, or an all-to-all, each does both at once, and all do the same; what is
- * scattered goes one way. */
+ * data to depend on each other. In a ring, or an all-to-all, each does both at once, and all do the same. */
 static void note_pipeline(const Call *calls, size_t num_calls) {
     bool is_there[2] = {false, false};
+    if (is_gather_or_scatter) return;
     for (size_t i = 0; i < num_calls; i++) {
         is_there[0] |= calls[i].operation == OPERATION_SEND;
         is_there[1] |= calls[i].operation == OPERATION_RECEIVE;
@@ -645,7 +657,7 @@ static int receive(const Call *call, const Call *calls, size_t num_calls) {
         return NCCL_SUCCESS;
     }
     Message message = {.answer = ABSENT};
-    const Call *like = sent_alike(call, calls, num_calls);
+    const Call *like = gathered.from ? &gathered : sent_alike(call, calls, num_calls);
     int peer = call->peer;
     if (peer != c->rank && c->is_absent[peer] && !like) is_started(c, peer, call->name);
     if (peer != c->rank && !c->is_absent[peer]) {
