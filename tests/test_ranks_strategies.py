@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,11 @@ def test_the_stages_of_a_pipeline_send_what_their_neighbours_receive(
     printed = run(runs, count, kind, trace)
     assert sum(each["parameters"] for each in printed) == STAGES
     first, second = ([row[1:] for row in rank if row[0] == SEND] for rank in collectives(traces.load(trace)))
-    assert sorted(first) == sorted(second)
     assert len(first) > 3 * 8
+    assert not Counter(first) - Counter(second)
+    # The last rank of a V has two stages in a row. Torch 2.6 sends from one to the other, and back, in 3 steps of 8.
+    to_itself = (Counter(second) - Counter(first)).total()
+    assert to_itself == 0 or (kind == "zero bubble, V" and to_itself == 2 * 2 * 3 * 8)
 
 
 def test_a_group_goes_on_without_one_of_its_ranks(runs: WarmRuns, tmp_path: Path) -> None:

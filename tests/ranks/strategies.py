@@ -3,6 +3,7 @@ the bytes of the parameters and of the optimizer's state that it holds."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -238,12 +239,14 @@ class Stage(nn.Module):
 
 def pipeline(kind: str, per_rank: int = 1) -> torch.optim.Optimizer:
     count = size * per_rank
-    numbers = [rank + size * turn for turn in range(per_rank)]
+    numbers, options = [rank + size * turn for turn in range(per_rank)], {}
     if kind in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV"):  # a V: down the ranks, and up again
         numbers = [rank, count - 1 - rank]
+        if "stage_index_to_group_rank" in inspect.signature(getattr(schedules, kind)).parameters:  # torch 2.6
+            options["stage_index_to_group_rank"] = {each: min(each, count - 1 - each) for each in range(count)}
     modules = [Stage(number, count).to(device) for number in numbers]
     stages = [PipelineStage(module, number, count, device) for module, number in zip(modules, numbers, strict=True)]
-    schedule = getattr(schedules, kind)(stages if per_rank > 1 else stages[0], 8, loss_fn=loss_of)
+    schedule = getattr(schedules, kind)(stages if per_rank > 1 else stages[0], 8, loss_fn=loss_of, **options)
     optimizer = torch.optim.AdamW([p for module in modules for p in module.parameters()])
     for _ in range(3):
         x = torch.randint(0, VOCABULARY, (8 * BATCH, LENGTH), device=device)
