@@ -150,3 +150,21 @@ def test_a_child_forked_before_cuda_starts_may_use_the_gpu(capture: Run) -> None
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
     assert capture(script, cold=True).check().said == ["0"]  # cold: a warm process has been forked already
+
+
+def test_reading_the_history_does_not_import_the_compiler(capture: Run) -> None:
+    script = """
+        import sys, torch
+        for name in [name for name in sys.modules if name.startswith("torch._inductor")]:
+            del sys.modules[name]  # the warm process has it
+        vars(torch).pop("_inductor", None)
+        weights = torch.ones(64, 64, device="cuda", requires_grad=True)
+        for _ in range(3):
+            (torch.ones(8, 64, device="cuda") @ weights).sum().backward()
+        print("torch._inductor" in sys.modules, "_inductor" in vars(torch))
+        torch._inductor.config
+        print(sys.modules["torch._inductor"] is torch._inductor)
+        """
+    captured = capture(script, steps="all").check()
+    assert captured.said == ["False False", "True"]
+    assert list(captured.directory.glob("history-*-1.marshal"))

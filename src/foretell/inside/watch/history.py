@@ -17,8 +17,10 @@ import marshal
 import os
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from ...protocol.history import ACTIONS, COLUMNS, ORIGIN
@@ -155,10 +157,26 @@ class History:
 
 def snapshot(torch: Any) -> Any:
     take = torch._C._cuda_memorySnapshot
+    with _without_inductor(torch):
+        try:
+            return take(None)  # torch 2.9 and newer: an optional memory pool
+        except TypeError:
+            return take()
+
+
+@contextmanager
+def _without_inductor(torch: Any) -> Iterator[None]:
+    """torch asks `hasattr(torch, "_inductor")`, for the lines of compiled code (csrc/profiler/python/
+    combined_traceback.cpp): that imports the whole compiler into a script that does not use it."""
+    if "torch._inductor" in sys.modules:
+        yield
+        return
+    torch._inductor = nothing = ModuleType("torch._inductor")
     try:
-        return take(None)  # torch 2.9 and newer: an optional memory pool
-    except TypeError:
-        return take()
+        yield
+    finally:
+        if torch._inductor is nothing:  # another thread may have imported the real one meanwhile
+            del torch._inductor
 
 
 def window(device: int, entries: list[dict[str, Any]], repeated: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
