@@ -37,7 +37,9 @@ $(VIRTUAL)/libcuda.so.1: setup.py $(NATIVE_SOURCES) | environment
 $(VIRTUAL)/libnvidia-ml.so.1: $(VIRTUAL)/libcuda.so.1
 	@touch $@
 
+# Bytecode first: the processes of the tests see a read-only checkout, and would compile the same files again and again.
 test: environment native browser ray ci-tools train-tools ## run all tests on $(STACK), and those of the CPU engine on a torch without CUDA
+	@$(PYTHON) -m compileall -q src/foretell
 	$(PYTHON) -m pytest -n $(JOBS) --dist loadgroup tests
 	$(MAKE) test-cpu
 
@@ -63,6 +65,7 @@ page: ## build src/foretell/report/page.html from web/report; needs node 20 and 
 
 test-cpu: ## run the tests of the CPU engine on a torch without CUDA
 	$(MAKE) environment native STACK=$(CPU_ONLY)
+	@build/$(CPU_ONLY)/bin/python -m compileall -q src/foretell
 	build/$(CPU_ONLY)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/test_cpu_engine.py tests/test_operators.py tests/test_zoo.py
 
 check: lint types test ## run lint, types and tests
