@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretell import api, gpus
-from foretell.analysis.verdict import estimate_of
+from foretell.analysis.verdict import counters_of
 from foretell.errors import ForetellError
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Engine
@@ -79,10 +79,10 @@ def compare(virtual: Trace, cpu: Trace) -> Comparison:
     workspaces = {size for table in tables for size in table.workspace_bytes}
     ours, theirs = ([size for size in _large(each) if size not in workspaces] for each in (cpu, virtual))
     matched = sum(block.size for block in SequenceMatcher(None, theirs, ours, autojunk=False).get_matching_blocks())
-    peak, cpu_peak = estimate_of(virtual).peak, estimate_of(cpu).peak
+    counted, by_cpu = counters_of(virtual), counters_of(cpu)
     return Comparison(
-        allocated=cpu_peak.allocated_bytes / peak.allocated_bytes - 1,
-        reserved=cpu_peak.reserved_bytes / peak.reserved_bytes - 1,
+        allocated=by_cpu.peak_allocated_bytes / counted.peak_allocated_bytes - 1,
+        reserved=by_cpu.peak_reserved_bytes / counted.peak_reserved_bytes - 1,
         num_large=len(theirs),
         num_equal=matched,
         num_more=len(ours) - matched,

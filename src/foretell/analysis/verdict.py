@@ -70,7 +70,7 @@ def _estimate_of_one(trace: Trace, *, attributes: bool) -> Estimate:
         require_a_number(trace, end)
     at_once = together(trace)
     oom = oom or oom_together(trace, at_once)
-    counters = _counters(trace)
+    counters = counters_of(trace)
     history = _followed(trace, counters.device)
     steps, outside_steps, step_caveats = _steps(trace, counters.device, history)
     if not (attributes or trace.memory.action):  # no history was wanted
@@ -134,7 +134,7 @@ def _estimate_of_one(trace: Trace, *, attributes: bool) -> Estimate:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def _counters(trace: Trace) -> DeviceMemory:
+def counters_of(trace: Trace) -> DeviceMemory:
     """PyTorch's own peaks on the device with the highest one."""
     seen = [d for step in trace.steps for d in step.devices] + list(trace.final)
     if seen:
