@@ -13,16 +13,16 @@ blocks are reused a single one may move it by gigabytes. Two changes are tried:
 from __future__ import annotations
 
 import random
-from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 from foretell.allocator import CachingAllocator, Device
 from foretell.allocator.play import play_again
 from foretell.protocol.history import ACTIONS
 from foretell.protocol.native_log import DIRECTIONS
-from foretell.trace import MemoryEvents, Trace
+from foretell.trace import Trace
 
 NUM_REPLAYS = 8
 CHANGED = 0.1
@@ -89,65 +89,94 @@ def _other_choice(trace: Trace, chosen: random.Random) -> Callable[[int], int]:
     return choose
 
 
+class _Events(NamedTuple):
+    """Columns, as the player wants them."""
+
+    action: Sequence[int]
+    address: Sequence[int]
+    size: Sequence[int]
+    stream: Sequence[int]
+    device: Sequence[int]
+
+
+class _Place(NamedTuple):
+    """Of a convolution in the history: at the allocation of its workspace, or before the event that came next."""
+
+    event: int
+    row: int
+    has_workspace: bool
+
+
 class _Histories:
     """The history with other workspaces."""
 
     def __init__(self, trace: Trace, device: int) -> None:
-        self._trace = trace
+        memory = trace.memory
+        columns = zip(memory.action, memory.address, memory.size, memory.stream, memory.device, strict=True)
+        self._events = list(islice(columns, _MOST_EVENTS))
+        self._allocator = trace.allocator
         self._device = device
-        self._num_events = min(len(trace.memory.action), _MOST_EVENTS)
-        self._row_of: dict[int, int] = {}
-        """Of the event that allocated its workspace."""
-        self._rows_before: dict[int, list[int]] = {}
-        """Rows without a workspace, by the event that came next."""
-        self._match()
+        self._places = self._find_places(trace)
+        self._frees_of = self._find_frees()
+        self._peaks: dict[tuple[int, ...], int] = {}
+        """By the workspaces: many choices are alike."""
 
-    def _match(self) -> None:
-        events, rows = self._trace.memory, self._trace.convolutions
+    def _find_places(self, trace: Trace) -> list[_Place]:
+        """In the order of the events."""
+        events, rows = trace.memory, trace.convolutions
+        with_workspace: dict[int, _Place] = {}
+        without: list[_Place] = []
         for row, (time_us, size) in enumerate(zip(rows.time_us, rows.workspace_bytes, strict=True)):
             at = bisect_right(events.time_us, time_us)
             # The record is written after the allocation; a clock may put them the other way round.
             near = [*range(at - 1, at - _NEAR, -1), *range(at, at + _NEAR)] if size else []
-            found = (n for n in near if 0 <= n < self._num_events and n not in self._row_of)
+            found = (n for n in near if 0 <= n < len(self._events) and n not in with_workspace)
             event = next((n for n in found if events.action[n] == _ALLOC and events.size[n] == size), None)
             if event is not None:
-                self._row_of[event] = row
-            elif not size:
-                self._rows_before.setdefault(at, []).append(row)
+                with_workspace[event] = _Place(event, row, True)
+            elif not size and at < len(self._events):
+                without.append(_Place(at, row, False))
+        return sorted([*without, *with_workspace.values()], key=lambda place: (place.event, place.has_workspace))
+
+    def _find_frees(self) -> dict[int, list[int]]:
+        """Of each allocation of a workspace, the events that freed it."""
+        found: dict[int, list[int]] = {place.event: [] for place in self._places if place.has_workspace}
+        taken_by: dict[int, int] = {}
+        """The last allocation at an address."""
+        for number, (action, address, *_) in enumerate(self._events):
+            if action == _ALLOC:
+                taken_by[address] = number
+            elif action in (_FREE_REQUESTED, _FREE_COMPLETED) and taken_by.get(address) in found:
+                found[taken_by[address]].append(number)
+        return found
 
     def peak_with(self, size_of: Callable[[int], int]) -> int:
         """The reserved peak if these were the workspaces, on a card without limits."""
-        columns = zip(*self._events(size_of), strict=True)
-        action, address, size, stream, of_device = columns
-        history = replace(
-            self._trace.memory, action=array("B", action), address=array("Q", address), size=array("q", size),
-            stream=array("Q", stream), device=array("H", of_device),
-        )  # fmt: skip
-        allocator = CachingAllocator(Device(_ENDLESS), self._trace.allocator)
-        return play_again(history, allocator, device=self._device).peak_reserved_bytes
+        sizes = tuple(size_of(place.row) for place in self._places)
+        if sizes not in self._peaks:
+            history = _Events(*zip(*self._with(sizes), strict=True))
+            allocator = CachingAllocator(Device(_ENDLESS), self._allocator)
+            self._peaks[sizes] = play_again(history, allocator, device=self._device).peak_reserved_bytes
+        return self._peaks[sizes]
 
-    def _events(self, size_of: Callable[[int], int]) -> Iterator[tuple[int, int, int, int, int]]:
-        events, without, new = self._trace.memory, set[int](), _NO_BLOCK
-        for number, row in enumerate(_rows(events, self._num_events)):
-            action, address, _, stream, device = row
-            for convolution in self._rows_before.get(number, ()):
-                size = size_of(convolution)
-                if size:
-                    new += 1
-                    for what in (_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED):
-                        yield what, new, size, stream, device
-            if number in self._row_of:
-                size = size_of(self._row_of[number])
-                (without.discard if size else without.add)(address)
-                if size:
-                    yield action, address, size, stream, device
-            elif action == _ALLOC:
-                without.discard(address)
-                yield row
-            elif action not in (_FREE_REQUESTED, _FREE_COMPLETED) or address not in without:
-                yield row
-
-
-def _rows(events: MemoryEvents, num: int) -> Iterator[tuple[int, int, int, int, int]]:
-    rows = zip(events.action, events.address, events.size, events.stream, events.device, strict=True)
-    return (row for row, _ in zip(rows, range(num), strict=False))
+    def _with(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
+        """The events with these workspaces instead of those of the places."""
+        changed, added = dict[int, int](), dict[int, list[int]]()
+        for place, size in zip(self._places, sizes, strict=True):
+            if place.has_workspace:
+                changed[place.event] = size
+                changed |= dict.fromkeys(self._frees_of[place.event], size)
+            elif size:
+                added.setdefault(place.event, []).append(size)
+        start, new = 0, _NO_BLOCK
+        for number in sorted({*changed, *added}):
+            yield from self._events[start:number]
+            action, address, size, stream, device = self._events[number]
+            for other in added.get(number, ()):
+                new += 1
+                for what in (_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED):
+                    yield what, new, other, stream, device
+            if changed.get(number, size):
+                yield action, address, changed.get(number, size), stream, device
+            start = number + 1
+        yield from self._events[start:]
