@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
-import struct
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+from foretell.trace import machine_code
 
 CAPABILITIES = ((6, 0), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 PARTS = {
@@ -27,8 +28,6 @@ PARTS = {
     "operators": ("cudnn_ops",),
 }
 """`process`: what libtorch_cuda is linked to, except for cuDNN, whose parts are loaded when they are used."""
-_MAGIC = b"\x50\xed\x55\xba"
-_CUBIN = 2
 
 
 def main() -> int:
@@ -63,25 +62,15 @@ def code_bytes(path: Path) -> dict[tuple[int, int], int]:
 
 def _containers(data: mmap.mmap) -> Iterator[dict[int, int]]:
     """Bytes of code by architecture (`86`) of every container."""
-    at = data.find(_MAGIC)
+    at = data.find(machine_code.CONTAINER)
     while at >= 0:
-        version, header, length = struct.unpack_from("<HHQ", data, at + 4)
-        if (version, header) != (1, 16):  # the same four bytes by chance
-            at = data.find(_MAGIC, at + 4)
-            continue
         found: dict[int, int] = defaultdict(int)
-        entry, end = at + header, min(at + header + length, len(data))
-        while entry + 64 <= end:
-            kind, _, size, payload = struct.unpack_from("<HHIQ", data, entry)
-            (architecture,) = struct.unpack_from("<I", data, entry + 28)
-            (uncompressed,) = struct.unpack_from("<Q", data, entry + 56)
-            if size < 64:
-                break
-            if kind == _CUBIN:
-                found[architecture] += uncompressed or payload
-            entry += size + payload
+        end = at + 4  # the same four bytes by chance
+        for entry in machine_code.entries(data, at):
+            found[entry.architecture] += entry.num_bytes if entry.kind == machine_code.CUBIN else 0
+            end = entry.end
         yield found
-        at = data.find(_MAGIC, max(end, at + 16))
+        at = data.find(machine_code.CONTAINER, end)
 
 
 if __name__ == "__main__":

@@ -233,6 +233,20 @@ def test_shared_memory_limits_how_full_an_sm_is() -> None:
     assert taken == 2 * 128 / 2048 < free
 
 
+def test_registers_limit_how_full_an_sm_is() -> None:
+    few, many = (sm_occupancy(kernel(blocks=5000, threads=256, registers=number), A100) for number in (32, 129))
+    assert (few, many) == (1.0, 1 * 256 / 2048)  # 129 registers take as much as 136
+
+
+def test_small_products_in_fp32_fill_an_sm_with_small_tiles() -> None:
+    """As an A100's cuBLAS does: four blocks on each SM, if the sum can be split so often."""
+    small = kernel(kernel_class="gemm", product=Product(m=256, n=256, k=1024, batch=1))
+    assert sm_active(small, A100) == 1.0
+    assert sm_occupancy(small, A100) == pytest.approx(4 * 128 / 2048)
+    short = kernel(kernel_class="gemm", product=Product(m=64, n=64, k=64, batch=1))
+    assert sm_active(short, A100) == 4 / 108
+
+
 # --- the queue --------------------------------------------------------------------------------------------------------
 
 
@@ -513,6 +527,9 @@ def test_a_training_script_has_a_time_and_the_same_memory_as_without(runs: WarmR
     assert forward.flops == 2.0 * 16 * 32 * 30 * 30 * 27
     assert forward.product == Product(m=16 * 30 * 30, n=32, k=27, batch=1)
 
+    trace = traces.load(tmp_path / "train.trace")
+    assert {each.name for each in trace.kernel_code} == set(trace.kernels.name)
+    assert all(item.registers for item in found.items if item.blocks)
 
     on_other_card = estimate_of(what_if(traces.load(tmp_path / "train.trace"), gpu=gpus.find("t4")).trace).performance
     assert on_other_card is not None

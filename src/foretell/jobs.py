@@ -249,3 +249,6 @@ class CaptureResult:
     isolation: Isolation = _NOT_ISOLATED
     is_python: bool = False
     """The command is a Python interpreter, or a script for one."""
+    code_cache: Path | None = None
+    """A folder that keeps what is known of the machine code in libraries; None: there is no place for it, or nobody
+    asks."""

@@ -193,9 +193,14 @@ CAPTURE = _kind(
     "a stream began to capture a graph, or ended: the work between the two does not run; graph: its number",
     "edge", "graph", "", "", "", "device:8 stream:56",
 )  # fmt: skip
+CODE = _kind(
+    23, "code", "file",
+    "the first kernel of a container of machine code was launched; offset: from where the file begins in memory",
+    "offset",
+)  # fmt: skip
 
 KINDS = (
     ALLOCATION, FREE, LAUNCH, LIBRARY_CALL, UNIMPLEMENTED, UNKNOWN_READ, OUT_OF_MEMORY, STATIC_RUNTIME, WORKSPACE,
     CONVOLUTION, MATRIX_PRODUCT, COLLECTIVE, RECURRENT, SPARSE, LIBRARY_LOADED, GRAPH_LAUNCH,
-    NO_ADDRESS_SPACE, COPY, MEMSET, SYNCHRONIZATION, EVENT_USE, CAPTURE,
+    NO_ADDRESS_SPACE, COPY, MEMSET, SYNCHRONIZATION, EVENT_USE, CAPTURE, CODE,
 )  # fmt: skip

@@ -25,6 +25,7 @@ from foretell.runs.environment import (
     context_of,
     hub_caches,
     libraries_of,
+    private_cache,
     shared_caches,
     write_to_overlay,
 )
@@ -95,6 +96,7 @@ def launch(
         seconds=ended.seconds,
         isolation=isolation,
         is_python=command.python is not None,
+        code_cache=private_cache("code", os.environ) if options.time else None,
     )
 
 

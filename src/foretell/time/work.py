@@ -69,6 +69,8 @@ class Item:
     threads: int = 256
     """Of a block."""
     shared_bytes: int = 0
+    registers: int | None = None
+    """Of a thread; None: its machine code is not known."""
     rounds: int = 0
     """As of a load (rules.py)."""
     is_known: bool = True
@@ -144,6 +146,7 @@ class _Reader:
         self._callers = Callers(trace.operators)
         self._device = trace.busiest_device
         self._modules = _Modules(trace)
+        self._code = {code.name: code for code in trace.kernel_code}
         self._call = cache(lambda number: parse(trace.signatures[number]))
 
     def work(self) -> Work:
@@ -336,10 +339,12 @@ class _Reader:
         names = [self._trace.names[table.name[at]] for at in launches]
         blocks = [table.grid_x[at] * table.grid_y[at] * table.grid_z[at] for at in launches]
         largest = max(range(len(launches)), key=blocks.__getitem__)
+        code = self._code.get(table.name[launches[largest]])
         item = Item(
             name=names[0], issued_us=table.time_us[launches[0]], stream=table.place[launches[0]] >> 8,
             launches=len(launches), blocks=float(blocks[largest]), threads=_threads(table.block[launches[largest]]),
-            shared_bytes=table.shared_bytes[launches[largest]], is_known=False,
+            shared_bytes=table.shared_bytes[launches[largest]] + (code.shared_bytes if code else 0),
+            registers=code.registers if code else None, is_known=False,
         )  # fmt: skip
         if row < 0:
             return item

@@ -22,6 +22,7 @@ from foretell.protocol.history import ACTIONS, COLUMNS, ORIGIN
 from foretell.protocol.journal import WRITES, read_journal
 from foretell.protocol.marks import MODULE_FRAME, NOTHING
 from foretell.trace.journal import DAMAGED, Told, devices_of, read_lines, whole_lines
+from foretell.trace.machine_code import Place, resources
 from foretell.trace.operators import read_operators
 from foretell.trace.owners import Frame, History, read_owners
 from foretell.trace.records import (
@@ -35,6 +36,7 @@ from foretell.trace.records import (
     EventUses,
     GpuProcess,
     GraphLaunches,
+    KernelCode,
     KernelLaunches,
     LibraryCalls,
     MatrixProducts,
@@ -244,6 +246,8 @@ class _Native:
     event_uses: EventUses = field(default_factory=EventUses)
     graph_launches: GraphLaunches = field(default_factory=GraphLaunches)
     captures: Captures = field(default_factory=Captures)
+    code: tuple[Place, ...] = ()
+    """Containers of machine code from which kernels were launched."""
     unimplemented: tuple[str, ...] = ()
     static_runtimes: tuple[str, ...] = ()
     refused_addresses: tuple[int, ...] = ()
@@ -302,7 +306,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
         return table(**columns)
 
     moved, launched = rows(native_log.ALLOCATION, native_log.FREE), rows(native_log.LAUNCH)
-    allocated = rows(native_log.ALLOCATION)
+    allocated, coded = rows(native_log.ALLOCATION), rows(native_log.CODE)
     called = rows(native_log.LIBRARY_CALL, native_log.LIBRARY_LOADED, native_log.GRAPH_LAUNCH)
     has_workspace = (kind == native_log.LIBRARY_CALL.number for kind in compress(kinds, called))
     return _Native(
@@ -343,6 +347,7 @@ def _read_native(directory: Path, pid: int) -> _Native:
         event_uses=calls(native_log.EVENT_USE, EventUses),
         graph_launches=calls(native_log.GRAPH_LAUNCH, GraphLaunches),
         captures=calls(native_log.CAPTURE, Captures),
+        code=tuple(map(Place, (names[i] for i in compress(name, coded)), compress(column[1], coded))),
         unimplemented=tuple(names[i] for i in compress(name, rows(native_log.UNIMPLEMENTED)) if i < len(names)),
         static_runtimes=tuple(names[i] for i in compress(name, rows(native_log.STATIC_RUNTIME)) if i < len(names)),
         refused_addresses=tuple(compress(column[1], rows(native_log.NO_ADDRESS_SPACE))),
@@ -462,6 +467,7 @@ def _assemble(
         event_uses=own.event_uses,
         graph_launches=own.graph_launches,
         captures=own.captures,
+        kernel_code=_kernel_code(own, result) if result.job.options.time else (),
         keepers=tuple(told.keepers),
         card_queries=tuple(told.card_queries),
         engine=told.engine,
@@ -475,6 +481,15 @@ def _assemble(
         connections=result.job.options.connections,
         **_batches(told),
         **read_operators(result.directory, pid),
+    )
+
+
+def _kernel_code(native: _Native, result: CaptureResult) -> tuple[KernelCode, ...]:
+    names = {native.names[number]: number for number in set(native.kernels.name)}
+    found = resources(native.code, names.keys(), result.job.gpu.compute_capability, result.code_cache)
+    return tuple(
+        KernelCode(name=names[name], registers=registers, shared_bytes=shared)
+        for name, (registers, shared) in sorted(found.items())
     )
 
 

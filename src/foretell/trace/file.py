@@ -201,6 +201,9 @@ def _check_numbers(trace: Trace) -> None:
         raise ValueError("an origin that comes before its caller")
     if any(parent >= number for number, parent in enumerate(trace.operators.parent)):
         raise ValueError("an operator that comes before its caller")
+    for code in trace.kernel_code:
+        if not (0 <= code.name < len(trace.names) and 0 <= code.registers < 1 << 16 and code.shared_bytes >= 0):
+            raise ValueError(f"machine code that cannot be: {code}")
     for signature in trace.signatures:
         check_signature(signature)
     if min(trace.spans.step, default=0) < 0:

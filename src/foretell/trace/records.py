@@ -134,6 +134,18 @@ class KernelLaunches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCode:
+    """What a kernel occupies of an SM, by its machine code for the card of the run."""
+
+    name: int
+    """Index into Trace.names."""
+    registers: int
+    """Of a thread."""
+    shared_bytes: int
+    """Of a block, beside what is asked for at the launch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryCalls:
     """Calls of library functions without a table of their own."""
 
@@ -607,6 +619,8 @@ class Trace:
     price_per_hour: float | None = None
     connections: Connections = "assumed"
     """What is known of how the job's GPUs are connected."""
+    kernel_code: tuple[KernelCode, ...] = ()
+    """Of the kernels whose machine code was found; empty if time was not asked for."""
     recorded_step: RecordedStep | None = None
     """None: its operators are not known; see `CaptureOptions.time`."""
     used_by_others_bytes: int = 0

@@ -25,6 +25,7 @@ _Static_assert(sizeof(Record) == 64, "the reader relies on it");
 static Record *chunk;
 static size_t num_in_chunk;
 static uint32_t num_names;
+static unsigned number_of_log = 1;
 /* by pointer: names are string constants or kept */
 static struct { const char *name; uint32_t number; } names[NAME_SLOTS];
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -44,6 +45,7 @@ static void after_fork_in_child(void) {
     if (chunk) munmap(chunk, CHUNK_BYTES);
     chunk = NULL;
     num_names = 0;
+    number_of_log++;
     memset(names, 0, sizeof names);
     pthread_mutex_unlock(&log_mutex);
 }
@@ -56,6 +58,8 @@ __attribute__((constructor)) static void start(void) {
 }
 
 bool is_logging(void) { return *prefix != 0; }
+
+unsigned log_number(void) { return number_of_log; }
 
 const char *log_folder(void) { return *folder ? folder : NULL; }
 

@@ -28,6 +28,7 @@ enum LogKind {
     LOG_SYNCHRONIZATION = 20,
     LOG_EVENT_USE = 21,
     LOG_CAPTURE = 22,
+    LOG_CODE = 23,
 };
 
 void log_event(enum LogKind kind, const char *name, const int64_t words[6]);
@@ -209,6 +210,13 @@ typedef struct { int64_t edge, graph, device, stream; } CaptureRecord;
 static inline void log_capture(const char *name, CaptureRecord r) {
     const int64_t words[6] = {r.edge, r.graph, 0, 0, 0, r.device | r.stream << 8};
     log_event(LOG_CAPTURE, name, words);
+}
+
+/* The first kernel of a container of machine code was launched; offset: from where the file begins in memory. */
+typedef struct { int64_t offset; } CodeRecord;
+static inline void log_code(const char *name, CodeRecord r) {
+    const int64_t words[6] = {r.offset, 0, 0, 0, 0, 0};
+    log_event(LOG_CODE, name, words);
 }
 
 #endif

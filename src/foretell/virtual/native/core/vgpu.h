@@ -113,6 +113,7 @@ void host_synchronizes(int device);
 #include "core/log_kinds.h"
 
 bool is_logging(void);
+unsigned log_number(void); /* of this process: a fork has a log of its own */
 const char *log_folder(void);             /* the capture folder; NULL: there is none */
 void count_launch(void);                 /* a kernel or a library call: the clock goes on */
 /* one that computes and of which only the name is of interest: counted and logged */

@@ -10,8 +10,9 @@
 
 #define KERNEL_MAGIC 0x6b65726eu
 
-/* A library's device code for several architectures. image is filled at the first launch. */
-typedef struct { const unsigned char *data; int image; bool is_examined, is_of_torch; } FatBinary;
+/* A library's device code for several architectures. image is filled at the first launch; log is the number of the log
+ * that knows the code. */
+typedef struct { const unsigned char *data; int image; bool is_examined, is_of_torch; unsigned log; } FatBinary;
 
 struct Kernel {
     uint32_t magic;
@@ -195,6 +196,15 @@ static void forget_what_it_writes(Kernel *kernel, void **arguments) {
     forget_written(kernel->parameters, arguments);
 }
 
+/* Registers are read from the file later, by those who want to know them: machine code is compressed. */
+static void note_code(FatBinary *code) {
+    if (!code || code->log == log_number()) return;
+    code->log = log_number();
+    Dl_info library;
+    if (dladdr(code->data, &library) && library.dli_fname)
+        log_code(library.dli_fname, (CodeRecord){.offset = code->data - (const unsigned char *)library.dli_fbase});
+}
+
 int launch_kernel(Kernel *kernel, Dim3 grid, Dim3 block, void **arguments, size_t shared, void *stream) {
     Stream *s = stream_of(stream);
     if (!kernel || !s) return fail(ERROR_INVALID_HANDLE);
@@ -206,6 +216,7 @@ int launch_kernel(Kernel *kernel, Dim3 grid, Dim3 block, void **arguments, size_
     if (shared > (size_t)card()->shared_per_block_optin) return fail(ERROR_INVALID_VALUE);
     forget_what_it_writes(kernel, arguments);
     if (!note_captured_work(s)) count_launch();
+    note_code(kernel->code);
     log_launch(kernel->name, (LaunchRecord){
         .grid_x = grid.x, .grid_y = grid.y, .grid_z = grid.z,
         .block_x = block.x, .block_y = block.y, .block_z = block.z,
@@ -267,8 +278,8 @@ EXPORT int __cudaPopCallConfiguration(Dim3 *grid, Dim3 *block, size_t *shared, v
 
 /* ---- attributes -------------------------------------------------------------------------------------------------- */
 
-/* How many registers a kernel uses is in its machine code, which is not read: 64 is typical of torch's, and decides
- * only how wide some reductions spread. */
+/* How many registers a kernel uses is in its machine code, which is not read here: 64 is typical of torch's, and
+ * decides only how wide some reductions spread. */
 #define TYPICAL_REGISTERS 64
 
 /* CUfunction_attribute: 0 max threads, 1 static shared, 2 constant, 3 local, 4 registers, 5 PTX, 6 binary version, 8
