@@ -436,3 +436,30 @@ print("went on")
     assert len(refused) == 1
     assert "self-test failed (forward" in refused[0]["what"]
     assert "2.13" in refused[0]["hint"]
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_has_a_time_and_the_memory_does_not_change(cpu_run: RunForetell) -> None:
+    script = TRAIN.format(device="cuda")
+    plain, timed = cpu_run(script, gpu="a100-40gb"), cpu_run(script, gpu="a100-40gb", time=True)
+    assert "time" not in plain.result
+    assert {**plain.result["peak"], "blocks": []} == {**timed.result["peak"], "blocks": []}
+    classes = {each["class"] for each in timed.result["kernels"]}
+    assert {"conv", "conv_backward", "batch_norm", "elementwise", "gemm", "norm", "foreach", "indexing"} <= classes
+    assert timed.result["unknown_share"] < 0.05
+    time = timed.result["time"]
+    assert 0 < time["step_low_ms"] <= time["step_ms"] <= time["step_high_ms"]
+    assert {"forward", "backward", "optimizer"} <= set(time["phases"])
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="compares with the virtual GPU")
+def test_a_step_keeps_the_gpu_as_busy_as_on_the_virtual_gpu(cpu_run: RunForetell) -> None:
+    script = TRAIN.format(device="cuda").replace("16, 3, 16, 16", "2048, 3, 16, 16").replace("(16,", "(2048,")
+    ours, theirs = (cpu_run(script, gpu="t4", time=True, engine=engine).result for engine in ("cpu", "virtual"))
+    assert ours["time"]["gpu_busy_ms"] == pytest.approx(theirs["time"]["gpu_busy_ms"], rel=0.15)
+    of_conv = [
+        next(each["ms"] for each in found["kernels"] if each["class"] == "conv_backward") for found in (ours, theirs)
+    ]
+    assert of_conv[0] == of_conv[1]

@@ -72,6 +72,8 @@ class Capture:
         self.without_values: Callable[[], AbstractContextManager[object]] = nullcontext
         """Inside of it torch functions run at their own pace, because no values are kept; only around what does not
         touch the GPU."""
+        self.is_on_gpu: Callable[[int | None], bool] | None = None
+        """Whether an address is GPU memory, where the engine knows better than the driver."""
         self.before_end: list[Callable[[], None]] = []
         """Called once when the process ends, before the `end` line."""
         self.end_values: Callable[[], dict[str, Any]] = dict

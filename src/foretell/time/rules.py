@@ -25,6 +25,25 @@ _ROWS_OF_A_LOSS_THREAD, _MOST_LOSS_THREADS = 16, 1024
 """`nll_loss_threads` of PyTorch: the only block of the loss grows with its rows up to 1,024 threads. Older versions
 always have 32."""
 
+_ELEMENTWISE = frozenset(
+    {
+        "abs", "acos", "acosh", "add", "addcdiv", "addcmul", "angle", "asin", "asinh", "atan", "atan2", "atanh",
+        "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+        "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clip", "copysign", "cos", "cosh", "deg2rad", "digamma",
+        "div", "elu", "eq", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "float_power", "floor", "floor_divide",
+        "fmax", "fmin", "fmod", "frac", "ge", "gelu", "glu", "gt", "hardshrink", "hardsigmoid", "hardswish",
+        "hardtanh", "heaviside", "huber_loss", "hypot", "isfinite", "isinf", "isnan", "isneginf", "isposinf",
+        "l1_loss", "ldexp", "le", "leaky_relu", "lerp", "lgamma", "log", "log10", "log1p", "log2", "log_sigmoid",
+        "logaddexp", "logaddexp2", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "lt",
+        "masked_fill", "maximum", "minimum", "mish", "mse_loss", "mul", "nan_to_num", "native_dropout", "ne", "neg",
+        "nextafter", "polygamma", "positive", "pow", "prelu_kernel", "rad2deg", "reciprocal", "relu", "relu6",
+        "remainder", "round", "rrelu_with_noise", "rsqrt", "rsub", "selu", "sgn", "sigmoid", "sign", "signbit",
+        "silu", "sin", "sinc", "sinh", "smooth_l1_loss", "softplus", "softshrink", "sqrt", "square", "sub", "tan",
+        "tanh", "threshold", "tril", "triu", "trunc", "where", "xlogy",
+    }
+)  # fmt: skip
+"""Operators of PyTorch whose kernels read and write each element once; their gradients end in `_backward`."""
+
 COMPILED_NAMES = frozenset(name.rpartition("::")[2] for name in COMPILED.values())
 
 
@@ -107,7 +126,7 @@ def _value(value: Any) -> Any:
 
 def load_of(call: Call, kernels: Sequence[str]) -> Load:
     """The work of a call whose kernels have these names."""
-    rule = _RULES.get(call.name)
+    rule = _RULES.get(call.name) or (None if kernels else _OUTER_RULES.get(call.name))
     if rule is not None:
         try:
             return rule(call)
@@ -115,7 +134,9 @@ def load_of(call: Call, kernels: Sequence[str]) -> Load:
             return Load("other", _elementwise(call).bytes, is_known=False)
     if call.name.startswith(("_foreach_", "_fused_", "_amp_")):
         return _lists(call)
-    is_elementwise = kernels and all("elementwise" in name or "_vec" in name for name in kernels)
+    is_elementwise = all("elementwise" in name or "_vec" in name for name in kernels)
+    if not kernels:
+        is_elementwise = call.name.strip("_").removesuffix("_backward") in _ELEMENTWISE
     load = _elementwise(call)
     if is_elementwise:
         return load
@@ -406,3 +427,13 @@ _RULES: dict[str, Callable[[Call], Load]] = {
     "_scaled_dot_product_cudnn_attention_backward": _attention(2.5, is_inner=False),
     "_cudnn_attention_backward": _attention(2.5, is_inner=False),
 }  # fmt: skip
+
+_OUTER_RULES: dict[str, Callable[[Call], Load]] = {
+    "_scaled_dot_product_flash_attention": _attention(1.0, is_inner=False),
+    "_scaled_dot_product_efficient_attention": _attention(1.0, is_inner=False),
+    "_scaled_dot_product_flash_attention_backward": _attention(2.5, is_inner=False),
+    "_scaled_dot_product_efficient_attention_backward": _attention(2.5, is_inner=False),
+}
+"""Of operators that call the one with the kernel; where no launches are recorded, they stand for it."""
+COMPOSITE = frozenset(_RULES) - {"copy_", "_to_copy", "clone", "contiguous", "convolution_backward"}
+"""Operators whose rule counts for all that they call, where no launches are recorded."""

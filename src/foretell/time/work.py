@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -14,6 +14,7 @@ from typing import Literal
 from foretell.protocol.native_log import CUDA_DATA_TYPES, CUDNN_DATA_TYPES, DIRECTIONS, EDGES, EVENT_USES, ROUTES
 from foretell.protocol.operators import LOADER
 from foretell.records import Phase
+from foretell.time.computing import TRANSPARENT, called_by, computing_operators
 from foretell.time.linking import Callers, is_within, within
 from foretell.time.rules import COMPILED_NAMES, ELEMENT_BYTES, Call, Tensor, load_of, parse
 from foretell.trace import ACTIONS, RecordedStep, Trace
@@ -29,11 +30,6 @@ _PRODUCTS = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "_scaled_mm", "dot", "linear", "addmv", "mv", "_cudnn_rnn",
      "_cudnn_rnn_backward", "lstm", "gru", "rnn_tanh", "rnn_relu", "_cudnn_rnn_flatten_weight"}
 )  # fmt: skip
-_TRANSPARENT = frozenset(
-    {"t", "transpose", "view", "reshape", "as_strided", "empty", "empty_like", "empty_strided", "resize_", "detach",
-     "select", "slice", "expand", "permute", "unsqueeze", "squeeze"}
-)  # fmt: skip
-"""No kernel of their own: a record that seems to lie in one belongs to its caller."""
 _FAST_TF32 = (74, 75, 76, 77)
 """cublasComputeType_t with FAST in its name: tensor cores for fp32 inputs."""
 _GATES = (1, 1, 4, 3)
@@ -113,6 +109,9 @@ class Work:
 HOOKED_US = (3200.0, 7.2, 42.0)
 """CPU time that foretell's hooks and PyTorch's profiler take at most for a step, an operator and a launch: 1.15 times
 the fit to the steps of 40 models, of which nine in ten took less."""
+COMPUTED_US = (3200.0, 7.2, 300.0)
+"""The same with the CPU engine, which computes a kernel's shapes in Python: 165 to 300 µs for each of GPT-2 and
+ResNet-50."""
 LOOP_US = 740.0
 """CPU time of the fixed loop on the machine of the experiments, when nothing else ran."""
 LONG_GAP_US = 1500
@@ -146,6 +145,8 @@ class _Reader:
         self._callers = Callers(trace.operators)
         self._device = trace.busiest_device
         self._modules = _Modules(trace)
+        self._computing = computing_operators(trace) if trace.engine == "cpu" else frozenset()
+        """Rows of operators that have kernels, where no launches are recorded."""
         self._code = {code.name: code for code in trace.kernel_code}
         self._call = cache(lambda number: parse(trace.signatures[number]))
 
@@ -153,7 +154,7 @@ class _Reader:
         launches, num_unknown = self._launched_graphs()
         own = self._read((self._step.begin_us, self._step.end_us))
         items = sorted([*own, *launches], key=lambda item: item.issued_us)
-        tail = _add_host(items, self._trace, self._step, self._cpu_speed)
+        tail = _add_host(items, self._trace, self._step, self._cpu_speed, self._computing)
         for item in items:
             item.host_us *= self._cpu_speed
         wall_us = self._step.end_us - self._step.begin_us
@@ -239,6 +240,9 @@ class _Reader:
         yield from self._products()
         yield from self._convolutions()
         yield from self._recurrent()
+        if self._trace.engine == "cpu":
+            yield from self._operators()
+            return
         yield from self._kernels()
         yield from self._moves()
 
@@ -307,6 +311,37 @@ class _Reader:
                 launches=max(1, steps * table.num_layers[at]),
                 product=Product(m=batch, n=hidden, k=hidden, batch=1),
             )  # fmt: skip
+
+    # --- operators, where no launches are recorded --------------------------------------------------------------------
+
+    def _operators(self) -> Iterator[Item]:
+        """One kernel for each that no library call tells more about."""
+        trace = self._trace
+        calls = trace.products.time_us, trace.convolutions.time_us, trace.recurrent.time_us
+        told = {self._caller(times[at]) for times in calls for at in self._rows(times)}
+        for row in self._rows(trace.operators.begin_us):
+            if row in self._computing and row not in told:
+                yield self._item_without_launch(row)
+
+    def _item_without_launch(self, row: int) -> Item:
+        call = self._operator(row)
+        issued_us = self._trace.operators.begin_us[row]
+        is_read = call.name == "item"
+        if is_read or (call.name == "copy_" and len(call.on_gpu) < len(call.tensors)):
+            route = "to host" if is_read or not call.tensors[0].is_on_gpu else "to device"
+            return Item(
+                kind="copy", kernel_class="copy", name=f"copy {route}", issued_us=issued_us,
+                bytes=float(call.on_gpu[0].bytes), to_host=route == "to host",
+                is_blocking=is_read or not any(call.flags),  # non_blocking, which has an effect if memory is pinned
+            )  # fmt: skip
+        load = load_of(call, ())
+        item = Item(
+            kernel_class=load.kernel_class, name=call.name, issued_us=issued_us, bytes=load.bytes, flops=load.flops,
+            is_known=load.is_known, rounds=load.rounds,
+        )  # fmt: skip
+        if load.flops and call.largest is not None:
+            item.unit = _unit(call.largest.dtype, is_tf32=False)
+        return item
 
     # --- kernels ------------------------------------------------------------------------------------------------------
 
@@ -422,8 +457,11 @@ class _Modules:
         return self._name(self._origins[at]) if at >= 0 else None
 
 
-def _add_host(items: Sequence[Item], trace: Trace, step: RecordedStep, cpu_speed: float) -> tuple[int, float]:
-    """What the host does before each item: operators it calls, and the script's own time. Returns that of the end."""
+def _add_host(
+    items: Sequence[Item], trace: Trace, step: RecordedStep, cpu_speed: float, computing: Set[int] = frozenset()
+) -> tuple[int, float]:
+    """What the host does before each item: operators it calls, and the script's own time. Returns that of the end. What
+    the CPU engine calls to compute an operator is not the script's."""
     operators, begin_us, end_us, cpu_us = trace.operators, step.begin_us, step.end_us, step.cpu_us
     inner = list(captures_of(trace).values())
     times = [item.issued_us for item in items]
@@ -432,7 +470,9 @@ def _add_host(items: Sequence[Item], trace: Trace, step: RecordedStep, cpu_speed
     is_on_gpu = [bool(parse(text).on_gpu) for text in trace.signatures]
     covered = begin_us
     loaded_until = begin_us
-    for row in sorted(within(operators.begin_us, begin_us, end_us), key=operators.begin_us.__getitem__):
+    inner_rows = called_by(operators, computing) if computing else frozenset()
+    rows = [row for row in within(operators.begin_us, begin_us, end_us) if row not in inner_rows]
+    for row in sorted(rows, key=operators.begin_us.__getitem__):
         begin, end, number = operators.begin_us[row], operators.end_us[row], operators.signature[row]
         if inner and is_within(begin, inner):
             continue
@@ -454,7 +494,8 @@ def _add_host(items: Sequence[Item], trace: Trace, step: RecordedStep, cpu_speed
     if items and end_us - covered > LONG_GAP_US:
         own[-1] += end_us - covered - LONG_GAP_US
     # The clock also ran while other processes had the CPU; waiting for a loader is no work of this process.
-    hooked = HOOKED_US[0] + HOOKED_US[1] * sum(counts) + HOOKED_US[2] * sum(item.host_launches for item in items)
+    per_step, per_operator, per_launch = COMPUTED_US if computing else HOOKED_US
+    hooked = per_step + per_operator * sum(counts) + per_launch * sum(item.host_launches for item in items)
     worked = max(0.0, cpu_us - step.loading_us - hooked / cpu_speed)
     share = min(1.0, worked / max(1.0, sum(own)))
     for item, count, own_us, loader_us in zip(items, counts, own, loader, strict=False):
@@ -464,7 +505,7 @@ def _add_host(items: Sequence[Item], trace: Trace, step: RecordedStep, cpu_speed
 
 def _is_transparent(name: str) -> bool:
     """Inductor's own record of a launch lies inside of foretell's, which has more."""
-    return name in _TRANSPARENT or (name.startswith("triton_") and name != "triton_kernel")
+    return name in TRANSPARENT or (name.startswith("triton_") and name != "triton_kernel")
 
 
 def captures_of(trace: Trace) -> dict[int, tuple[int, int]]:

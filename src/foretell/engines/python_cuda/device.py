@@ -36,6 +36,9 @@ from .workspaces import Workspaces
 _PROGRESS_SECONDS = 1.0
 
 
+_HIGHEST_ADDRESS = 1 << 42
+
+
 class PythonCuda:
     """The device, passed to the functions of operators/ as `device`."""
 
@@ -78,6 +81,7 @@ class PythonCuda:
         register_all(self)
         self._torch_dispatcher.install()
         packages.install(self.capture, self.torch, self.load_library)
+        self.capture.is_on_gpu = _is_on_gpu
         self.capture.after_step.append(self.libraries.write)
         self.capture.before_end.append(self.libraries.write)
         self.capture.before_end.append(self._report_operators_without_rule)
@@ -162,6 +166,11 @@ class PythonCuda:
     def _report_failed_operators(self) -> None:
         for operator, why in self.values.failed.items():
             self.capture.caveat(f"{operator} could not be computed on the CPU, so its values are unknown: {why}")
+
+
+def _is_on_gpu(address: int | None) -> bool:
+    """The allocator in Python gives out the lowest addresses (allocator/device.py); those of the host are far above."""
+    return address is not None and 0 < address < _HIGHEST_ADDRESS
 
 
 def _card() -> dict[str, Any]:

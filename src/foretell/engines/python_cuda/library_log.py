@@ -28,8 +28,10 @@ class Libraries:
         self._card = card
         self._device = device
         self._capacity = capacity
-        self._calls: dict[tuple[Any, ...], int] = {}
-        self._num_written = 0
+        self._seen: set[tuple[Any, ...]] = set()
+        self._names: dict[str, int] = {}
+        self._waiting: list[bytes] = []
+        """Records to write."""
         _silence_virtual_gpu()
 
     def load(self, name: str) -> None:
@@ -41,25 +43,25 @@ class Libraries:
             self._device.capacity_bytes = self._capacity.reservable_bytes
 
     def call(self, name: str, kind: Kind = LIBRARY_CALL, **values: int) -> bool:
-        """Log a call, once for each distinct one; true if it is new."""
+        """Log a call, once for each distinct one, but each for the time of a step; true if it is new."""
         key = (name, kind, *values.items())
-        if key in self._calls:
-            return False
-        self._calls[key] = time.time_ns() // 1000
-        return True
+        is_new = key not in self._seen
+        self._seen.add(key)
+        if is_new or self._capture.options.time:
+            number = self._names.setdefault(name, len(self._names))
+            self._waiting.append(kind.pack(time.time_ns() // 1000, number, **values))
+        return is_new
 
     def write(self) -> None:
-        """Write them all, if there are new ones: a process that is killed leaves those up to its last step."""
-        if len(self._calls) == self._num_written:
+        """Write what is new: a process that is killed leaves the calls up to its last step."""
+        if not self._waiting:
             return
-        self._num_written = len(self._calls)
+        waiting, self._waiting = self._waiting, []
         prefix = os.path.join(self._capture.options.directory, f"native-{os.getpid()}")
-        names = list(dict.fromkeys(key[0] for key in self._calls))
         with open(f"{prefix}.names", "w") as file:
-            file.writelines(f"{name}\n" for name in names)
-        with open(f"{prefix}.bin", "wb") as file:
-            for (name, kind, *values), time_us in self._calls.items():
-                file.write(kind.pack(time_us, names.index(name), **dict(values)))
+            file.writelines(f"{name}\n" for name in self._names)
+        with open(f"{prefix}.bin", "ab") as file:
+            file.writelines(waiting)
 
 
 def _silence_virtual_gpu() -> None:

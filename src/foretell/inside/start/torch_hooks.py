@@ -117,7 +117,7 @@ def _when_cuda_starts(
             History(capture).install(torch)
         if capture.options.history and capture.options.attribution:
             capture.guarded("attribution", lambda: _attribute(capture, torch, engine))
-        if capture.options.time and engine == "virtual":  # after the others, to begin and end next to the script
+        if capture.options.time:  # after the others, to begin and end next to the script
             capture.guarded("operators", lambda: Operators(capture).install(torch))
 
     # torch.cuda._lazy_init runs the queue right after the driver is up, before the script's first allocation. This does

@@ -244,7 +244,7 @@ class Operators:
         self._mark_time()
         loading = self._capture.loading_ns - self._loading_before
         results = self._disable()
-        rows = self._rows = self._rows or _Rows(self._torch)
+        rows = self._rows = self._rows or _Rows(self._torch, self._capture.is_on_gpu or _pointer_kinds())
         rows.truncate(self._num_kept)
         rows.add(results.experimental_event_tree(), self._marks)  # while the results are alive
         self._begin = ("", 0, 0, 0)
@@ -295,11 +295,11 @@ class Operators:
 class _Rows:
     """The tree of the profiler's events as a table."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, is_on_gpu: Callable[[int | None], bool]) -> None:
         self._kind = torch._C._profiler._EventType.TorchOp
         self._tensor = torch._C._profiler._TensorMetadata
         self._threads: dict[int, int] = {}
-        self._is_on_gpu = _pointer_kinds()
+        self._is_on_gpu = is_on_gpu
         self._texts: dict[tuple[Any, ...], int] = {}
         self.signatures: dict[str, int] = {}
         self.columns = {name: array(letter) for name, letter in COLUMNS.items()}
@@ -401,7 +401,7 @@ def lateness(
     return lambda time_ns: at_start + slope * (time_ns - start)
 
 
-def _pointer_kinds() -> Callable[[int], bool]:
+def _pointer_kinds() -> Callable[[int | None], bool]:
     """Whether an address is GPU memory, as the virtual GPU knows it."""
     ask = ctypes.CDLL(None).cudaPointerGetAttributes
     answer = (ctypes.c_int * 64)()

@@ -172,6 +172,7 @@ def _run(device: PythonCuda, direction: Direction, x: Tensor, y: Tensor, w: Tens
     layer = _layer(direction, x, y, w, how, is_last=layout is not torch.contiguous_format)
     chosen = device.chosen_plans
     if layer in chosen and _take(device, chosen[layer]):
+        _log(device, layer, chosen[layer])
         return
     plans: Iterable[int] = device.workspaces.plans(layer, is_benchmarked=how.is_benchmarked)
     if how.is_benchmarked:

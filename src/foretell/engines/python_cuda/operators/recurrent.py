@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ....protocol.native_log import CUDNN_DATA_TYPES, RECURRENT
+from ....protocol.native_log import CUDNN_DATA_TYPES, DIRECTIONS, RECURRENT
 from ....rules import recurrent as rules
+from ....rules.convolution import Direction
 from ..memory import address_of
 from .registration import Tensor, aten, function, kernel, torch
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from ..device import PythonCuda
 
 RELU, TANH, LSTM, GRU = range(4)
+_FUNCTIONS: dict[Direction, str] = {
+    "forward": "cudnnRNNForward", "data": "cudnnRNNBackwardData_v8", "weights": "cudnnRNNBackwardWeights_v8",
+}  # fmt: skip
 _KINDS: dict[int, Literal["rnn", "lstm", "gru"]] = {RELU: "rnn", TANH: "rnn", LSTM: "lstm", GRU: "gru"}
 
 
@@ -158,11 +162,8 @@ def forward(
         buffer = torch.zeros(sum(each.numel() for each in weights), dtype=x.dtype, device="cuda")
     samples = _num_samples(x, batch_sizes)
     workspace = _workspace(device, samples, x, mode, hidden, directions)
-    device.library(
-        "cudnnRNNForward", RECURRENT, workspace_bytes=workspace.numel(), batch_size=hx.size(1),
-        num_steps=len(batch_sizes) or x.size(0), input_size=x.size(-1), hidden_size=hidden, cell=mode,
-        data_type=CUDNN_DATA_TYPES[str(x.dtype).removeprefix("torch.")], num_layers=layers, num_directions=directions,
-    )  # fmt: skip
+    sizes = {"hidden_size": hidden, "num_layers": layers, "num_directions": directions}
+    _log(device, "forward", x, hx, workspace, batch_sizes, cell=mode, **sizes)
     reserve = torch.empty(0, dtype=torch.uint8, device="cuda")
     if train:
         size = rules.recurrent_reserve(
@@ -194,17 +195,33 @@ def backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device="cuda")
     dhx = torch.empty(hx.shape, dtype=hx.dtype, device="cuda")
     dcx = torch.empty(cx.shape, dtype=cx.dtype, device="cuda") if cx is not None else None
-    _workspace(device, samples, x, mode, hidden, directions)
+    sizes = {"hidden_size": hidden, "num_layers": layers, "num_directions": directions}
+    workspace = _workspace(device, samples, x, mode, hidden, directions)
+    _log(device, "data", x, hx, workspace, batch_sizes, cell=mode, **sizes)
+    del workspace
     grads = []
     if mask[3]:
         dw = torch.zeros(buffer.shape, dtype=buffer.dtype, device="cuda")
-        _workspace(device, samples, x, mode, hidden, directions)
+        workspace = _workspace(device, samples, x, mode, hidden, directions)
+        _log(device, "weights", x, hx, workspace, batch_sizes, cell=mode, **sizes)
+        del workspace
         at = 0
         for each in weights:
             grads.append(dw[at : at + each.numel()].view(each.shape))
             at += each.numel()
     del copies
     return dx.transpose(0, 1) if is_turned else dx, dhx, dcx, grads
+
+
+def _log(
+    device: PythonCuda, direction: Direction, x: Tensor, hx: Tensor, workspace: Tensor, batch_sizes: Sequence[int],
+    **sizes: int,
+) -> None:  # fmt: skip
+    device.library(
+        _FUNCTIONS[direction], RECURRENT, workspace_bytes=workspace.numel(), batch_size=hx.size(1),
+        num_steps=len(batch_sizes) or x.size(0), input_size=x.size(-1), direction=DIRECTIONS.index(direction),
+        data_type=CUDNN_DATA_TYPES[str(x.dtype).removeprefix("torch.")], **sizes,
+    )  # fmt: skip
 
 
 def _num_samples(x: Tensor, batch_sizes: Sequence[int]) -> int:
