@@ -34,6 +34,8 @@ HANG_SECONDS = 1800.0
 """A limit that only what hangs reaches, however busy the machine; nothing else in the tests is decided by a clock."""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Also of all that tests start: threads of several workers on few cores wait for each other, and burn CPU meanwhile."""
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+"""The same of Inductor: each of its compiling processes imports torch, for two or three kernels."""
 os.environ["HF_HUB_OFFLINE"] = "1"
 """Nothing is downloaded; and read when packages are imported, so that one warm process does for all runs alike."""
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conftest import ForetellRun, RunForetell
+from conftest import FEATURES, ForetellRun, with_its_own_peaks
 from foretell import trace
+from warm_runs import WarmRuns
 
 
 @pytest.fixture
-def run_compiled(run_feature: RunForetell, tmp_path: Path) -> RunForetell:
-    """In one process (Inductor's pool of compilers costs more than it saves here), with a cache of this test's own."""
-    environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+def run_compiled(warm_runs: WarmRuns, tmp_path: Path) -> Callable[[str], ForetellRun]:
+    """In a fork, with a cache of this test's own."""
 
     def run(how: str) -> ForetellRun:
-        return run_feature("compiled", how, environment=environment, options=["--trace", str(tmp_path / "trace")])
+        done = warm_runs.run(
+            FEATURES / "compiled.py", how, environment={"XDG_CACHE_HOME": str(tmp_path / "cache")},
+            trace=tmp_path / "trace", cwd=tmp_path,
+        )  # fmt: skip
+        return with_its_own_peaks(done)
 
     return run
 
@@ -31,7 +36,7 @@ def binaries(tmp_path: Path) -> set[Path]:
 
 
 def test_a_compiled_step_needs_what_its_fused_kernels_need_cold_and_warm(
-    run_compiled: RunForetell, tmp_path: Path
+    run_compiled: Callable[[str], ForetellRun], tmp_path: Path
 ) -> None:
     eager = run_compiled("eager")
     assert not binaries(tmp_path)
@@ -55,6 +60,8 @@ def test_a_compiled_step_needs_what_its_fused_kernels_need_cold_and_warm(
 
 
 @pytest.mark.parametrize("how", ["reduce-overhead", "flex"])
-def test_graphs_of_compiled_steps_and_flex_attention(run_compiled: RunForetell, tmp_path: Path, how: str) -> None:
+def test_graphs_of_compiled_steps_and_flex_attention(
+    run_compiled: Callable[[str], ForetellRun], tmp_path: Path, how: str
+) -> None:
     run_compiled(how)
     assert any(name.startswith("triton_") for name in kernels(tmp_path))
