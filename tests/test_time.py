@@ -28,8 +28,8 @@ from foretell.time.occupancy import fp32_flops, sm_active, sm_occupancy
 from foretell.time.queue import Host, play, union
 from foretell.time.rates import sustained_flops
 from foretell.time.rules import load_of, parse
-from foretell.time.work import Item, Product, Work, _add_host
-from foretell.trace import BatchMark, Captures, Operators, RecordedStep
+from foretell.time.work import Item, Product, Work, _add_host, _Reader
+from foretell.trace import BatchMark, Captures, MemoryEvents, Operators, RecordedStep, RecurrentNets
 from warm_runs import WarmRuns
 
 A100 = gpus.find("a100-40gb")
@@ -407,6 +407,31 @@ def test_time_of_a_loader_is_what_loading_takes_without_hooks() -> None:
     _add_host(found, trace, step, 1.0)  # type: ignore[arg-type]
     assert found[0].host_us == 200.0
     assert found[0].num_operators == 1  # the one inside the loader is in its time
+
+
+def test_a_recurrent_net_computes_its_inputs_at_once_and_its_hidden_states_step_by_step() -> None:
+    table = RecurrentNets()
+    for direction in (0, 1):  # forward, weights
+        row = {
+            "time_us": 5, "num_steps": 35, "batch_size": 20, "input_size": 100, "hidden_size": 64, "num_layers": 2,
+            "num_directions": 1, "cell": 2, "data_type": 0, "direction": direction,
+        }  # fmt: skip
+        for name, value in row.items():
+            getattr(table, name).append(value)
+    step = RecordedStep(kind="training", step=2, begin_us=0, end_us=10, cpu_us=10, loop_us=740.0)
+    tables = {"operators": Operators(), "captures": Captures(), "memory": MemoryEvents(), "recurrent": table}
+    facts = {"engine": "virtual", "recorded_step": step, "kernel_code": (), "busiest_device": 0, "signatures": ()}
+    trace = SimpleNamespace(**facts, **tables)
+    items = list(_Reader(trace)._recurrent())  # type: ignore[arg-type]
+    assert [(item.kernel_class, item.launches, item.product) for item in items] == [
+        ("gemm", 1, Product(m=35 * 20, n=4 * 64, k=100, batch=1)),
+        ("gemm", 1, Product(m=35 * 20, n=4 * 64, k=64, batch=1)),
+        ("recurrent", 35 + 1, Product(m=20, n=4 * 64, k=64, batch=2)),
+        ("gemm", 1, Product(m=4 * 64, n=100 + 64, k=35 * 20, batch=1)),
+        ("gemm", 1, Product(m=4 * 64, n=64 + 64, k=35 * 20, batch=1)),
+    ]
+    forward, weights = items[:3], items[3:]
+    assert sum(item.flops for item in forward) == sum(item.flops for item in weights)
 
 
 def test_a_host_factor_is_a_positive_number() -> None:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Literal
 
@@ -106,6 +106,9 @@ class Work:
     """As of an item, after the last one."""
 
 
+CELL_ACCESSES = 12
+"""Numbers that a step of a recurrent net reads and writes for each sample and hidden unit: what its product adds to and
+the gates read, the old and the new state, and what is kept for the gradient."""
 HOOKED_US = (3200.0, 7.2, 42.0)
 """CPU time that foretell's hooks and PyTorch's profiler take at most for a step, an operator and a launch: 1.15 times
 the fit to the steps of 40 models, of which nine in ten took less."""
@@ -294,23 +297,36 @@ class _Reader:
             )
 
     def _recurrent(self) -> Iterator[Item]:
+        """As cuDNN computes it: the products of the inputs of all steps at once, those of the hidden states step by
+        step, and the gradients of the weights over all steps at once. The layers of a net work side by side, each a
+        step behind the one before; so do the directions."""
         table = self._trace.recurrent
         for at in self._rows(table.time_us):
             dtype = _CUDNN_NAMES.get(table.data_type[at], "float32")
-            hidden, steps, batch = table.hidden_size[at], table.num_steps[at], table.batch_size[at]
-            flops = total = 0.0
-            width = table.input_size[at]
-            for _ in range(max(1, table.num_layers[at])):
-                cells = _GATES[min(table.cell[at], 3)] * hidden * (width + hidden) * max(1, table.num_directions[at])
-                flops += 2.0 * steps * batch * cells
-                total += ELEMENT_BYTES.get(dtype, 4) * (cells * steps / 4 + 4 * steps * batch * (width + 2 * hidden))
-                width = hidden * max(1, table.num_directions[at])
-            yield Item(
-                kernel_class="recurrent", name="recurrent net", stream=AS_NEIGHBOURS, issued_us=table.time_us[at],
-                bytes=total, flops=flops, unit=_unit(dtype, is_tf32=False),
-                launches=max(1, steps * table.num_layers[at]),
-                product=Product(m=batch, n=hidden, k=hidden, batch=1),
+            steps, batch, hidden = table.num_steps[at], table.batch_size[at], table.hidden_size[at]
+            layers, directions = max(1, table.num_layers[at]), max(1, table.num_directions[at])
+            gates, samples = _GATES[min(table.cell[at], 3)] * hidden, steps * batch
+            item = partial(
+                Item, name="recurrent net", stream=AS_NEIGHBOURS, issued_us=table.time_us[at],
+                unit=_unit(dtype, is_tf32=False),
             )  # fmt: skip
+            width, element = table.input_size[at], ELEMENT_BYTES.get(dtype, 4)
+            is_of_weights = DIRECTIONS[table.direction[at]] == "weights"
+            for _ in range(layers):
+                size = width + hidden if is_of_weights else width
+                m, n, k = (gates * directions, size, samples) if is_of_weights else (samples, gates * directions, size)
+                yield item(
+                    kernel_class="gemm", bytes=float(element * (m * k + k * n + m * n)), flops=2.0 * m * n * k,
+                    product=Product(m=m, n=n, k=k, batch=1),
+                )  # fmt: skip
+                width = hidden * directions
+            if not is_of_weights:
+                yield item(
+                    kernel_class="recurrent", launches=steps + layers - 1,
+                    bytes=float(element * CELL_ACCESSES * hidden * samples * directions * layers),
+                    flops=2.0 * samples * gates * hidden * directions * layers,
+                    product=Product(m=batch, n=gates, k=hidden, batch=min(layers, steps) * directions),
+                )  # fmt: skip
 
     # --- operators, where no launches are recorded --------------------------------------------------------------------
 
