@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from _pytest.nodeid import coerce_node_id
+from hypothesis import HealthCheck, settings
 
 from foretell.runs import OUTPUT, Program, Warm, Watch, find_torch
 
@@ -32,6 +33,11 @@ HAS_CUDA = _TORCH is not None and _TORCH.cuda is not None
 """Without it there is no virtual GPU, and the CPU engine runs the same tests."""
 HANG_SECONDS = 1800.0
 """A limit that only what hangs reaches, however busy the machine; nothing else in the tests is decided by a clock."""
+settings.register_profile(
+    "foretell", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+settings.load_profile("foretell")
+"""The same examples in every run, however long one takes on a busy machine."""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Also of all that tests start: threads of several workers on few cores wait for each other, and burn CPU meanwhile."""
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

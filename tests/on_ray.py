@@ -6,6 +6,8 @@ address of the cluster, and by that of a client.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import socket
@@ -20,6 +22,14 @@ from foretell.runs import Pool, Warm
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 # Ray's proxy forks a server for each client while its gRPC threads run; gRPC's own handlers of forks can kill the fork.
 LOOPBACK["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# Limits that a busy machine may reach, of 5 to 30 seconds.
+LOOPBACK |= dict.fromkeys(
+    (
+        "RAY_gcs_server_port_wait_time_s", "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S",
+        "RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S", "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S",
+    ),
+    "1800",
+)  # fmt: skip
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
 
 
@@ -52,9 +62,12 @@ def job_of(script: str) -> Job:
 
 
 def free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
+    """Below those that Linux hands out, and above Ray's own: a cluster opens dozens of sockets before this one."""
+    for port in itertools.count(25_000 + os.getpid() % 7_000):
+        with socket.socket() as asked, contextlib.suppress(OSError):
+            asked.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
 
 
 def main(scripts: list[str]) -> None:
@@ -63,10 +76,10 @@ def main(scripts: list[str]) -> None:
 
     port = free_port()
     head = {**NODE, "ray_client_server_port": port, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args={**head, "wait": False})
     try:
-        cluster.add_node(**NODE)
-        cluster.wait_for_nodes()
+        cluster.add_node(**NODE, wait=False)
+        cluster.wait_for_nodes(timeout=1800)
         os.environ["RAY_ADDRESS"] = cluster.address
         with Pool("ray", holds=Tally) as pool:
             tallies = [tally for _, tally in pool.map(count, range(8))]

@@ -173,13 +173,7 @@ def from_the_first(answer: dict[str, Any]) -> dict[str, Any]:
 def test_it_is_pytorchs_own(oracle: Oracle) -> None:
     simulation = Simulation(oracle.options, oracle.fraction, oracle.num_pools)
 
-    @settings(
-        max_examples=NUM_EXAMPLES,
-        derandomize=IS_REPEATABLE,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
-    )
+    @settings(max_examples=NUM_EXAMPLES, derandomize=IS_REPEATABLE, suppress_health_check=list(HealthCheck))
     @given(sequences())
     @example(TWO_EQUAL_SEGMENTS)
     def check(requests: list[list[Any]]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.test_formulas import JOB
 
+from conftest import HANG_SECONDS
 from foretell import gpus
 from foretell.errors import TraceError, UnsupportedError, UsageError
 from foretell.formulas import own
@@ -153,11 +154,11 @@ def test_a_job_that_does_not_end_is_given_up_and_the_next_one_is_answered() -> N
     """A process that answers its first question with an empty object, and its second one never."""
     program = "print('ready', flush=True); input(); print('{}', flush=True); input(); input()"
     with Worker(gpus.find(LABEL_GPU), limit_seconds=0.2, command=[sys.executable, "-c", program]) as worker:
-        worker._limit_seconds = 60.0
+        worker._limit_seconds = HANG_SECONDS
         assert worker.ask({}) == {}
         worker._limit_seconds = 0.2
         assert worker.ask({}) == {"problem": "no answer within 0 seconds"}
-        worker._limit_seconds = 60.0
+        worker._limit_seconds = HANG_SECONDS
         assert worker.ask({}) == {}
 
 

@@ -137,7 +137,7 @@ _EVIDENCE = strategies.builds(
 
 
 @given(_EVIDENCE, _SIZES)
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(max_examples=200)
 def test_the_request_is_what_its_causes_support_and_no_byte_more(evidence: Evidence, allocated_bytes: int) -> None:
     needed = evidence.reserved_bytes + evidence.library_bytes + evidence.context_bytes
     peak = PeakMemory(

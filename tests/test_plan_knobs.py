@@ -198,7 +198,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(document=st.dictionaries(NAMES, DOCUMENTS, min_size=1, max_size=4), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @pytest.mark.parametrize("kind", ["json", "yaml"])
 def test_every_value_of_any_document_can_be_changed_and_no_other_does(
     kind: str, document: dict[str, object], data: st.DataObject

@@ -60,7 +60,7 @@ def test_the_next_values_above_the_answer_are_asked_for() -> None:
     low=st.integers(1, 30), count=st.integers(1, 3000), step=st.sampled_from([1, 2, 8, 10]),
     start=st.integers(1, 500), width=st.integers(1, 4),
 )  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_memory_that_grows_in_steps_gives_the_largest(
     fixed: int, per_sample: int, jump: int, low: int, count: int, step: int, start: int, width: int
 ) -> None:
@@ -80,7 +80,7 @@ def test_memory_that_grows_in_steps_gives_the_largest(
     bits=st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=200), start=st.integers(0, 300),
     width=st.integers(1, 3),
 )  # fmt: skip
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_whatever_the_memory_does_the_answer_fits_and_those_above_do_not(
     bits: list[bool | None], start: int, width: int
 ) -> None:
