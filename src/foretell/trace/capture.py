@@ -4,60 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import marshal
-import sys
-from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import compress
-from operator import mul
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from foretell import __version__
 from foretell.allocator import AllocatorSettings
 from foretell.jobs import CaptureResult
-from foretell.protocol import native_log
-from foretell.protocol.history import ACTIONS, COLUMNS, ORIGIN
 from foretell.protocol.journal import WRITES, read_journal
-from foretell.protocol.marks import MODULE_FRAME, NOTHING
-from foretell.trace.journal import DAMAGED, Told, devices_of, read_lines, whole_lines
-from foretell.trace.machine_code import Place, resources
+from foretell.trace.history import JoinedHistory, read_history
+from foretell.trace.journal import Told, devices_of, read_lines, whole_lines
+from foretell.trace.machine_code import resources
+from foretell.trace.native import NativeLog, read_native
 from foretell.trace.operators import read_operators
-from foretell.trace.owners import Frame, History, read_owners
+from foretell.trace.owners import read_owners
 from foretell.trace.records import (
-    PHASES,
-    Captures,
-    Collectives,
-    Convolutions,
-    Copies,
     Counted,
     DriverEvents,
-    EventUses,
     GpuProcess,
-    GraphLaunches,
     KernelCode,
-    KernelLaunches,
-    LibraryCalls,
-    MatrixProducts,
-    Memsets,
     MissingFunction,
-    Origin,
-    RecurrentNets,
     ScriptException,
-    SparseResults,
-    Synchronizations,
     Trace,
     Unsupported,
-    named,
 )
 from foretell.units import format_bytes
-
-_Calls = TypeVar(
-    "_Calls", Convolutions, MatrixProducts, Collectives, RecurrentNets, SparseResults, Copies, Memsets,
-    Synchronizations, EventUses, GraphLaunches, Captures,
-)  # fmt: skip
-
 
 _NOT_OBSERVED = (
     "{} of the processes on the GPU did not load foretell's hooks (not Python, or Python with -I, -E, -S or another "
@@ -88,7 +60,7 @@ def _read(result: CaptureResult) -> Trace:
     paths = sorted(result.directory.glob("journal-*.jsonl"))
     journals = {_pid_of(path): whole_lines(read_journal(path)) for path in paths}
     pids = set(journals) | {_pid_of(path) for path in result.directory.glob("native-*.bin")}
-    native = {pid: _read_native(result.directory, pid) for pid in sorted(pids)}
+    native = {pid: read_native(result.directory, pid) for pid in sorted(pids)}
     ranks = _ranks(journals)
     if len(ranks) > 1:
         return _read_ranks(result, ranks, journals, native)
@@ -132,7 +104,7 @@ def _read_ranks(
     result: CaptureResult,
     ranks: dict[int, int],
     journals: dict[int, list[dict[str, Any]]],
-    native: dict[int, _Native],
+    native: dict[int, NativeLog],
 ) -> Trace:
     shared = [line for pid, lines in journals.items() if pid not in ranks.values() for line in lines] + _writes(result)
     # The launcher's own failure follows from that of a rank.
@@ -185,7 +157,7 @@ def _first_exception(ranks: dict[int, int], journals: dict[int, list[dict[str, A
     return replace(told.exception, rank=rank) if told.exception is not None else None
 
 
-def _shared_card(traces: list[Trace], native: dict[int, _Native]) -> Unsupported | None:
+def _shared_card(traces: list[Trace], native: dict[int, NativeLog]) -> Unsupported | None:
     """NCCL refuses two ranks on one card; the virtual one does not, because it meets them one by one."""
     users: dict[tuple[int, int], int] = {}
     for trace in traces:
@@ -208,7 +180,7 @@ def _shared_card(traces: list[Trace], native: dict[int, _Native]) -> Unsupported
 # --- one process ------------------------------------------------------------------------------------------------------
 
 
-def _gpu_process(pid: int, lines: list[dict[str, Any]], native: _Native, card: int) -> GpuProcess:
+def _gpu_process(pid: int, lines: list[dict[str, Any]], native: NativeLog, card: int) -> GpuProcess:
     """Each process numbers the devices that it sees, so the same number may be another card."""
     counted = (d.peak_reserved_bytes for line in lines for d in devices_of(line) if native.card_of(d.device) == card)
     in_use = (
@@ -227,140 +199,6 @@ def _gpu_process(pid: int, lines: list[dict[str, Any]], native: _Native, card: i
 
 def _pid_of(path: Path) -> int:
     return int(path.stem.split("-")[1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Native:
-    names: tuple[str, ...] = ()
-    driver: DriverEvents = field(default_factory=DriverEvents)
-    kernels: KernelLaunches = field(default_factory=KernelLaunches)
-    library: LibraryCalls = field(default_factory=LibraryCalls)
-    convolutions: Convolutions = field(default_factory=Convolutions)
-    products: MatrixProducts = field(default_factory=MatrixProducts)
-    collectives: Collectives = field(default_factory=Collectives)
-    recurrent: RecurrentNets = field(default_factory=RecurrentNets)
-    sparse: SparseResults = field(default_factory=SparseResults)
-    copies: Copies = field(default_factory=Copies)
-    memsets: Memsets = field(default_factory=Memsets)
-    synchronizations: Synchronizations = field(default_factory=Synchronizations)
-    event_uses: EventUses = field(default_factory=EventUses)
-    graph_launches: GraphLaunches = field(default_factory=GraphLaunches)
-    captures: Captures = field(default_factory=Captures)
-    code: tuple[Place, ...] = ()
-    """Containers of machine code from which kernels were launched."""
-    unimplemented: tuple[str, ...] = ()
-    static_runtimes: tuple[str, ...] = ()
-    refused_addresses: tuple[int, ...] = ()
-    """Bytes for which the host had no address space."""
-    num_unknown_reads: int = 0
-    workspaces: tuple[tuple[int, int, int, int], ...] = ()
-    """Workspaces passed to a library: time_us, address, bytes, device."""
-    cards: dict[int, int] = field(default_factory=dict)
-    """The number in the machine of each device that was used."""
-
-    def card_of(self, device: int) -> int:
-        """Without a record (the CPU engine has no driver), the number of the device."""
-        return self.cards.get(device, device)
-
-    def library_functions(self) -> set[str]:
-        tables = (self.library, self.convolutions, self.products, self.collectives, self.recurrent, self.sparse)
-        return named(self.names, tables)
-
-
-def _read_native(directory: Path, pid: int) -> _Native:
-    try:
-        raw = (directory / f"native-{pid}.bin").read_bytes()
-    except FileNotFoundError:
-        return _Native()
-    raw = raw[: len(raw) // native_log.RECORD.size * native_log.RECORD.size]
-    names_path = directory / f"native-{pid}.names"
-    names = tuple(names_path.read_text(errors="replace").splitlines()) if names_path.exists() else ()
-    words, halves = array("q"), array("I")
-    words.frombytes(raw)
-    halves.frombytes(raw)
-    if sys.byteorder == "big":
-        words.byteswap()
-        halves.byteswap()
-    kinds, name = halves[2::16], halves[3::16]
-    if name and max(name) >= len(names):  # the end of the list was not written any more
-        name = array("I", (min(number, len(names)) for number in name))
-        names += ("(unknown)",)
-    column = [words[0::8], *(words[2 + i :: 8] for i in range(6))]  # time, a0 ... a5
-
-    present = set(kinds)
-
-    def rows(*wanted: native_log.Kind) -> list[bool]:
-        numbers = present & {kind.number for kind in wanted}
-        return [kind in numbers for kind in kinds] if numbers else []
-
-    def calls(kind: native_log.Kind, table: type[_Calls]) -> _Calls:
-        """A column for each field of the kind."""
-        mine = rows(kind)
-        columns = {"time_us": array("q", compress(column[0], mine)), "name": array("I", compress(name, mine))}
-        empty = table()
-        for part in kind.fields:
-            whole = compress(column[1 + part.word], mine)
-            mask = (1 << part.bits) - 1
-            values = whole if part.bits == 64 else (word >> part.shift & mask for word in whole)
-            columns[part.name] = _column(getattr(empty, part.name).typecode, values)
-        return table(**columns)
-
-    moved, launched = rows(native_log.ALLOCATION, native_log.FREE), rows(native_log.LAUNCH)
-    allocated, coded = rows(native_log.ALLOCATION), rows(native_log.CODE)
-    called = rows(native_log.LIBRARY_CALL, native_log.LIBRARY_LOADED, native_log.GRAPH_LAUNCH)
-    has_workspace = (kind == native_log.LIBRARY_CALL.number for kind in compress(kinds, called))
-    return _Native(
-        names=names,
-        driver=DriverEvents(
-            time_us=array("q", compress(column[0], moved)),
-            is_free=array("B", (kind == native_log.FREE.number for kind in compress(kinds, moved))),
-            name=array("I", compress(name, moved)),
-            address=_column("Q", compress(column[1], moved)),
-            size=array("q", compress(column[2], moved)),
-            device=array("q", compress(column[3], moved)),
-            in_use=array("q", compress(column[4], moved)),
-        ),
-        kernels=KernelLaunches(
-            time_us=array("q", compress(column[0], launched)),
-            name=array("I", compress(name, launched)),
-            grid_x=array("q", compress(column[1], launched)),
-            grid_y=array("q", compress(column[2], launched)),
-            grid_z=array("q", compress(column[3], launched)),
-            block=array("q", compress(column[4], launched)),
-            shared_bytes=array("q", compress(column[5], launched)),
-            place=array("q", compress(column[6], launched)),
-        ),
-        library=LibraryCalls(
-            time_us=array("q", compress(column[0], called)),
-            name=array("I", compress(name, called)),
-            workspace_bytes=array("q", map(mul, compress(column[1], called), has_workspace)),
-            device=_column("B", compress(column[6], called)),
-        ),
-        convolutions=calls(native_log.CONVOLUTION, Convolutions),
-        products=calls(native_log.MATRIX_PRODUCT, MatrixProducts),
-        collectives=calls(native_log.COLLECTIVE, Collectives),
-        recurrent=calls(native_log.RECURRENT, RecurrentNets),
-        sparse=calls(native_log.SPARSE, SparseResults),
-        copies=calls(native_log.COPY, Copies),
-        memsets=calls(native_log.MEMSET, Memsets),
-        synchronizations=calls(native_log.SYNCHRONIZATION, Synchronizations),
-        event_uses=calls(native_log.EVENT_USE, EventUses),
-        graph_launches=calls(native_log.GRAPH_LAUNCH, GraphLaunches),
-        captures=calls(native_log.CAPTURE, Captures),
-        code=tuple(map(Place, (names[i] for i in compress(name, coded)), compress(column[1], coded))),
-        unimplemented=tuple(names[i] for i in compress(name, rows(native_log.UNIMPLEMENTED)) if i < len(names)),
-        static_runtimes=tuple(names[i] for i in compress(name, rows(native_log.STATIC_RUNTIME)) if i < len(names)),
-        refused_addresses=tuple(compress(column[1], rows(native_log.NO_ADDRESS_SPACE))),
-        num_unknown_reads=sum(rows(native_log.UNKNOWN_READ)),
-        workspaces=tuple(compress(zip(*column[:4], strict=True), rows(native_log.WORKSPACE))),
-        cards=dict(zip(compress(column[3], allocated), compress(column[5], allocated), strict=True)),
-    )
-
-
-def _column(letter: str, values: Iterable[int]) -> array[int]:
-    """The low bits of each word: a damaged record may have more."""
-    mask = (1 << 8 * array(letter).itemsize) - 1
-    return array(letter, values if letter == "q" else (value & mask for value in values))
 
 
 def _uses_gpu(lines: list[dict[str, Any]], driver: DriverEvents) -> bool:
@@ -385,11 +223,11 @@ def _assemble(
     pid: int | None,
     lines: list[dict[str, Any]],
     others: list[dict[str, Any]],
-    native: dict[int, _Native],
+    native: dict[int, NativeLog],
     num_gpu_processes: int,
 ) -> Trace:
-    own = native[pid] if pid is not None else _Native()
-    history = _read_history(result.directory, pid)
+    own = native[pid] if pid is not None else NativeLog()
+    history = read_history(result.directory, pid)
     owners = read_owners(result.directory, pid, history, own.workspaces)
     told = read_lines(lines, others)
     if not lines and own.num_unknown_reads:
@@ -456,17 +294,6 @@ def _assemble(
         driver=own.driver,
         kernels=own.kernels,
         library=own.library,
-        convolutions=own.convolutions,
-        products=own.products,
-        collectives=own.collectives,
-        recurrent=own.recurrent,
-        sparse=own.sparse,
-        copies=own.copies,
-        memsets=own.memsets,
-        synchronizations=own.synchronizations,
-        event_uses=own.event_uses,
-        graph_launches=own.graph_launches,
-        captures=own.captures,
         kernel_code=_kernel_code(own, result) if result.job.options.time else (),
         keepers=tuple(told.keepers),
         card_queries=tuple(told.card_queries),
@@ -479,12 +306,13 @@ def _assemble(
         host_factor=result.job.options.host_factor,
         price_per_hour=result.job.options.price_per_hour,
         connections=result.job.options.connections,
+        **own.calls,
         **_batches(told),
         **read_operators(result.directory, pid),
     )
 
 
-def _kernel_code(native: _Native, result: CaptureResult) -> tuple[KernelCode, ...]:
+def _kernel_code(native: NativeLog, result: CaptureResult) -> tuple[KernelCode, ...]:
     names = {native.names[number]: number for number in set(native.kernels.name)}
     found = resources(native.code, names.keys(), result.job.gpu.compute_capability, result.code_cache)
     return tuple(
@@ -504,7 +332,7 @@ def _batches(told: Told) -> dict[str, Any]:
     }
 
 
-def _allocator_settings(told: Told, history: History) -> tuple[AllocatorSettings, tuple[str, ...]]:
+def _allocator_settings(told: Told, history: JoinedHistory) -> tuple[AllocatorSettings, tuple[str, ...]]:
     """The settings in force at the first allocation, and a caveat if the script changed them afterwards."""
     first_event_us = min(history.events.time_us, default=None)
     before = [each for each in told.allocators if first_event_us is None or each[0] <= first_event_us]
@@ -519,7 +347,7 @@ def _allocator_settings(told: Told, history: History) -> tuple[AllocatorSettings
     return replace(settings, is_native=backend == "native"), changes
 
 
-def _missing_functions(told: dict[str, MissingFunction], native: Iterable[_Native]) -> tuple[MissingFunction, ...]:
+def _missing_functions(told: dict[str, MissingFunction], native: Iterable[NativeLog]) -> tuple[MissingFunction, ...]:
     """The journal has the operator and the line; a process without the hooks has only the name."""
     missing = {
         name: MissingFunction(name=name, operator=None, where=None) for each in native for name in each.unimplemented
@@ -536,7 +364,7 @@ def _unobserved(result: CaptureResult) -> Iterator[Unsupported]:
         )
 
 
-def _static_runtimes(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
+def _static_runtimes(native: Iterable[NativeLog]) -> tuple[Unsupported, ...]:
     files = dict.fromkeys(file for each in native for file in each.static_runtimes)
     return tuple(
         Unsupported(
@@ -547,7 +375,7 @@ def _static_runtimes(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
     )
 
 
-def _refused_addresses(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
+def _refused_addresses(native: Iterable[NativeLog]) -> tuple[Unsupported, ...]:
     """One for all: the process may have asked again and again."""
     most = max((size for each in native for size in each.refused_addresses), default=None)
     if most is None:
@@ -558,52 +386,3 @@ def _refused_addresses(native: Iterable[_Native]) -> tuple[Unsupported, ...]:
             hint="Raise the limit (`ulimit -v unlimited`, or that of the batch system), or use --engine cpu",
         ),
     )
-
-
-def _read_history(directory: Path, pid: int | None) -> History:
-    """Join the windows of one process; each has its own numbers for stacks, frames and origins."""
-    history = History()
-    windows = sorted(directory.glob(f"history-{pid}-*.marshal"), key=lambda path: int(path.stem.split("-")[2]))
-    for path in windows:
-        try:
-            _add_window(history, marshal.loads(path.read_bytes()))
-        except DAMAGED:
-            break  # the process died while writing; later windows would be inconsistent
-    return history
-
-
-def _add_window(history: History, window: dict[str, Any]) -> None:
-    """All of a window, or nothing if it is damaged."""
-    origins = history.origins
-    columns = {name: array(letter, window["columns"][name]) for name, letter in COLUMNS.items()}
-    num_events = len(columns["action"])
-    if {len(column) for column in columns.values()} != {num_events}:
-        raise ValueError("columns of different lengths")
-    if max(columns["action"], default=0) >= len(ACTIONS):
-        raise ValueError("an unknown action")
-    repeated = [(int(after), int(number)) for after, number in window["repeated"]]
-    frames = [(str(file), int(line), str(function)) for file, line, function in window["frames"]]
-    told = [_without_modules([frames[number] for number in stack]) for stack in window["stacks"]]
-    # The last element of each is for index -1.
-    stacks = [*(history.stack(python) for python, _ in told), NOTHING]
-    modules = [*(origins.number(Origin(module=module)) for _, module in told), NOTHING]
-    own = [*(origins.number(_origin(row)) for row in window["origins"]), NOTHING]
-    by_number, numbers = (own, columns["origin"]) if window["origins"] else (modules, columns["stack"])
-    columns["origin"] = array("i", map(by_number.__getitem__, numbers))
-    columns["stack"] = array("i", map(stacks.__getitem__, columns["stack"]))
-    columns["device"] = array("H", [int(window["device"])]) * num_events
-    for name, column in columns.items():
-        getattr(history.events, name).extend(column)
-    history.add_repetitions(int(window["device"]), columns["action"], repeated)
-
-
-def _without_modules(stack: list[Frame]) -> tuple[list[Frame], str | None]:
-    """The Python frames, and the innermost module whose call is on the stack."""
-    module = next((function for file, _, function in stack if file == MODULE_FRAME), None)
-    return [frame for frame in stack if frame[0] != MODULE_FRAME], module
-
-
-def _origin(row: list[Any]) -> Origin:
-    told = dict(zip(ORIGIN, row, strict=True))
-    phase = told.pop("phase")
-    return Origin(**told, phase=None if phase is None else phase if phase in PHASES else "other")

@@ -19,49 +19,16 @@ from typing import Any
 from foretell.protocol.history import ACTIONS
 from foretell.protocol.marks import LABELLED
 from foretell.records import CATEGORIES
+from foretell.trace.history import JoinedHistory
 from foretell.trace.journal import DAMAGED
-from foretell.trace.origins import Names, OriginTable
+from foretell.trace.origins import Names
 from foretell.trace.records import PHASES, Labels, MemoryEvents, Spans
 
 _LABELLED = tuple(CATEGORIES.index(name) for name in LABELLED)
 _WORKSPACE = CATEGORIES.index("workspace")
 _ALLOC = ACTIONS.index("alloc")
-_CALLS_A_MODULE = "_call_impl"
 _CLOCKS_DIFFER_US = 20
 _LABEL_COLUMNS = len(fields(Labels))
-
-
-Frame = tuple[str, int, str]
-"""File, line, function."""
-
-
-class History:
-    """The joined windows of one process."""
-
-    def __init__(self) -> None:
-        self.events = MemoryEvents()
-        self.names = Names()
-        self.origins = OriginTable(self.names)
-        self.frames: dict[Frame, int] = {}
-        self.stacks: dict[tuple[int, ...], int] = {}
-        self.calls_a_module: list[bool] = []
-        """For each stack."""
-        self.num_allocations: dict[int, int] = defaultdict(int)
-        """Of each device."""
-        self.repetitions: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        """Of each device: after how many allocations, and how many of the last ones were repeated."""
-
-    def stack(self, frames: Sequence[Frame]) -> int:
-        numbers = tuple(self.frames.setdefault(frame, len(self.frames)) for frame in frames)
-        if numbers not in self.stacks:
-            self.calls_a_module.append(any(function == _CALLS_A_MODULE for _, _, function in frames))
-        return self.stacks.setdefault(numbers, len(self.stacks))
-
-    def add_repetitions(self, device: int, actions: array[int], repeated: Sequence[tuple[int, int]]) -> None:
-        """Repetitions left out of a window with these actions."""
-        before = self.num_allocations[device]
-        self.repetitions[device] += [(before + after, number) for after, number in repeated]
-        self.num_allocations[device] += actions.count(_ALLOC)
 
 
 @dataclass(slots=True)
@@ -71,7 +38,7 @@ class Owners:
 
 
 def read_owners(
-    directory: Path, pid: int | None, history: History, workspaces: Sequence[tuple[int, int, int, int]]
+    directory: Path, pid: int | None, history: JoinedHistory, workspaces: Sequence[tuple[int, int, int, int]]
 ) -> Owners:
     """Read labels and spans; also set node and module as origins in backward passes, which have no Python frames."""
     places = _Places(history)
@@ -137,7 +104,7 @@ class _Places:
     """Maps the number of allocations on a device to the number of a memory event. A repetition that was left out maps
     to the events it repeats."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: JoinedHistory) -> None:
         events = history.events
         self._num_events = len(events.action)
         rows = [n for n, action in enumerate(events.action) if action == _ALLOC]
@@ -187,7 +154,7 @@ def _fill(table: Labels | Spans, columns: Sequence[array[int]]) -> None:
 class _BackwardOrigins:
     """Sets the running node as the operator of an allocation, and the module that created the node as its module."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: JoinedHistory) -> None:
         self._history = history
         self._numbers: dict[tuple[int, int, str, str | None], int] = {}
 

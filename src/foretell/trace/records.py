@@ -624,10 +624,11 @@ class Trace:
     recorded_step: RecordedStep | None = None
     """None: its operators are not known; see `CaptureOptions.time`."""
     used_by_others_bytes: int = 0
+    """Memory of the card used by other processes."""
     context_below_bytes: int = 0
     """Of a context that was fitted to measured runs (`foretell calibrate --from-runs`): how much less it may be."""
     context_above_bytes: int = 0
-    """Memory of the card used by other processes."""
+    """The same: how much more."""
     labels: Labels = field(default_factory=Labels)
     spans: Spans = field(default_factory=Spans)
     origins: Origins = field(default_factory=Origins)
@@ -707,10 +708,10 @@ class Trace:
         return WORKSPACE_SOURCES.index("rule") in self.convolutions.workspace_source
 
 
-_LibraryTable = LibraryCalls | Convolutions | MatrixProducts | Collectives | RecurrentNets | SparseResults
+LibraryTable = LibraryCalls | Convolutions | MatrixProducts | Collectives | RecurrentNets | SparseResults
 
 
-def named(names: Sequence[str], tables: Iterable[_LibraryTable]) -> set[str]:
+def named(names: Sequence[str], tables: Iterable[LibraryTable]) -> set[str]:
     """The functions that these tables refer to."""
     numbers = {number for table in tables for number in set(table.name)}
     return {names[number] for number in numbers if number < len(names)}
