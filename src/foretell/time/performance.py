@@ -158,7 +158,7 @@ def plain_parts(work: Work, gpu: Gpu) -> dict[str, float]:
     parts: dict[str, float] = defaultdict(float)
     for item in work.items:
         if item.kind == "kernel":
-            name = item.kernel_class.removesuffix("_nhwc")
+            name = _class(item)
             parts[f"{name} bytes"] += 1e3 * item.bytes / gpu.bandwidth_bytes_per_second
             if item.flops:
                 parts[f"{name} FLOPs"] += 1e3 * item.flops / peaks.get(item.unit, gpu.fp32_flops)
@@ -338,7 +338,8 @@ def _timeline(work: Work, gpu: Gpu, outcome: Outcome) -> ActivityTimeline:
 
 
 def _class(item: Item) -> str:
-    return "copy" if item.kind == "copy" else item.kernel_class.removesuffix("_nhwc")
+    """As it is shown: one for both layouts, and for all gradients of convolutions."""
+    return "copy" if item.kind == "copy" else item.kernel_class.removesuffix("_nhwc").removesuffix("_weights")
 
 
 def _waits(work: Work, outcome: Outcome, *, shortest: float) -> tuple[Wait, ...]:

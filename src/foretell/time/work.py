@@ -285,6 +285,7 @@ class _Reader:
             if groups > 1:
                 kind = "depthwise" if shape is not None and shape[1].sizes[1] == 1 else "grouped_conv"
             kind += "" if direction == "forward" else "_backward"
+            kind += "_weights" if kind == "conv_backward" and direction == "weights" else ""
             yield Item(
                 kernel_class=kind + ("_nhwc" if layout == "channels_last" else ""),
                 name="convolution",
