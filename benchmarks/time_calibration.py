@@ -31,6 +31,7 @@ from foretell.jobs import Job
 from foretell.runs import Pool, Warm
 from foretell.time import model, work_of
 from foretell.time.model import Constants
+from foretell.time.performance import DOUBTFUL, KERNEL_SPREAD, UNKNOWN_SPREAD
 
 FITTED_CARD = "rtx-3090"
 RECORDED_ON = FITTED_CARD
@@ -82,9 +83,19 @@ class Row:
         return "train" in self.case.set
 
     def estimate(self, shares: numpy.ndarray) -> float:
+        return float(self._each(shares).sum() * 1e3)
+
+    def holds(self, shares: numpy.ndarray) -> bool:
+        """Whether the interval of a step that only waits for the GPU has the measured time."""
+        each, is_doubtful = self._each(shares), numpy.isin(self.classes, DOUBTFUL)
+        low, high = KERNEL_SPREAD
+        high *= 1 + UNKNOWN_SPREAD * each[is_doubtful].sum() / each.sum()
+        return bool(low <= self.measured_ms / self.estimate(shares) <= high)
+
+    def _each(self, shares: numpy.ndarray) -> numpy.ndarray:
         computing, moving = self.computing / shares[self.rate_at], self.moving / shares[self.bandwidth_at]
         took = numpy.maximum((computing**3 + moving**3) ** (1 / 3), self.waiting) + self.launches * shares[-1] * 1e-6
-        return float((self.count * took).sum() * 1e3)
+        return self.count * took
 
     def slopes(self, shares: numpy.ndarray) -> numpy.ndarray:
         """Of the logarithm of the estimate, by the logarithm of each share."""
@@ -208,25 +219,28 @@ def fit(rows: Sequence[Row], names: Names) -> numpy.ndarray:
     return numpy.exp(found.x)
 
 
-def cross_validated(rows: Sequence[Row], names: Names) -> Iterator[tuple[Row, float]]:
+def cross_validated(rows: Sequence[Row], names: Names) -> Iterator[tuple[Row, numpy.ndarray]]:
+    """Each row with the constants that were fitted without its family."""
     families = sorted({row.family for row in rows})
     random.Random(1).shuffle(families)
     for fold in range(NUM_FOLDS):
         left_out = set(families[fold::NUM_FOLDS])
         shares = fit([row for row in rows if row.case.gpu == FITTED_CARD and row.family not in left_out], names)
-        yield from ((row, row.estimate(shares)) for row in rows if row.family in left_out)
+        yield from ((row, shares) for row in rows if row.family in left_out)
 
 
-def show(title: str, estimated: Iterable[tuple[Row, float]]) -> None:
-    groups: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for row, took in estimated:
-        key = row.case.set, row.case.gpu, str(row.case.factors["layout"])
-        groups[key].append(took / row.measured_ms)
-    print(f"{title:44} {'rows':>5} {'median':>7} {'p90':>7} {'bias':>7}")
-    for key, ratios in sorted(groups.items()):
-        errors = numpy.abs(numpy.array(ratios) - 1)
+def show(title: str, estimated: Iterable[tuple[Row, numpy.ndarray]]) -> None:
+    groups: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    for row, shares in estimated:
+        found = row.estimate(shares) / row.measured_ms, row.holds(shares)
+        groups[f"{row.case.set} {row.case.gpu} {row.case.factors['layout']}"].append(found)
+        groups["training, both" if row.is_training else "inference, all"].append(found)
+    print(f"{title:44} {'rows':>5} {'median':>7} {'p90':>7} {'bias':>7} {'inside':>7}")
+    for key, own in sorted(groups.items()):
+        ratios, inside = (numpy.array(column) for column in zip(*own, strict=True))
+        errors = numpy.abs(ratios - 1)
         median, p90, bias = numpy.median(errors), numpy.quantile(errors, 0.9), numpy.median(ratios) - 1
-        print(f"{' '.join(key):44} {len(ratios):5} {median:7.1%} {p90:7.1%} {bias:+7.1%}")
+        print(f"{key:44} {len(own):5} {median:7.1%} {p90:7.1%} {bias:+7.1%} {inside.mean():7.1%}")
 
 
 def write(shares: numpy.ndarray, names: Names) -> None:
@@ -256,10 +270,10 @@ def main() -> None:
                 print(f"{number}/{len(missing)} {' '.join(job.command[1:5])} {problem}", flush=True)
     names = Names(model.constants())
     rows = list(rows_of(found, names))
-    show("as it is", ((row, row.estimate(names.values)) for row in rows))
+    show("as it is", ((row, names.values) for row in rows))
     show("families that were not in the fit", cross_validated(rows, names))
     shares = fit([row for row in rows if row.case.gpu == FITTED_CARD], names)
-    show("all families of the fit", ((row, row.estimate(shares)) for row in rows))
+    show("all families of the fit", ((row, shares) for row in rows))
     for (table, name), before, after in zip(names.all, names.values, shares, strict=True):
         print(f"{table}.{name}: {before:.3f} -> {after:.3f}")
     if options.write:
