@@ -409,6 +409,22 @@ def test_time_of_a_loader_is_what_loading_takes_without_hooks() -> None:
     assert found[0].num_operators == 1  # the one inside the loader is in its time
 
 
+@pytest.mark.parametrize(("delay_us", "own_us"), [(0, 2500.0), (5000, 500.0), (9000, 0.0)])
+def test_a_gap_between_operators_is_work_only_as_far_as_the_process_ran(delay_us: int, own_us: float) -> None:
+    operators = Operators(
+        begin_us=array("q", [0, 4000]), end_us=array("q", [0, 10000]), signature=array("i", [0, 0]),
+        parent=array("i", [-1, -1]), thread=array("B", [0, 0]),
+    )
+    step = RecordedStep(
+        kind="training", step=2, begin_us=0, end_us=10000, cpu_us=10**6, loop_us=740.0, delay_us=delay_us
+    )
+    signatures = ('["aten::relu",[["float32",[8],"contiguous",true]]]',)
+    trace = SimpleNamespace(operators=operators, signatures=signatures, batches=(), captures=Captures())
+    found = [Item(issued_us=5000)]
+    _add_host(found, trace, step, 1.0)  # type: ignore[arg-type]
+    assert found[0].host_us == own_us
+
+
 def test_a_recurrent_net_computes_its_inputs_at_once_and_its_hidden_states_step_by_step() -> None:
     table = RecurrentNets()
     for direction in (0, 1):  # forward, weights

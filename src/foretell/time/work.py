@@ -116,9 +116,11 @@ COMPUTED_US = (3200.0, 7.2, 300.0)
 """The same with the CPU engine, which computes a kernel's shapes in Python: 165 to 300 µs for each of GPT-2 and
 ResNet-50."""
 LOOP_US = 740.0
-"""CPU time of the fixed loop on the machine of the experiments, when nothing else ran."""
+"""CPU time of the fixed loop on the machine of the experiments, when nothing else ran. Where the loop is faster, its
+script was not: the same steps were recorded twice on a busy machine, once when the loop took 760 µs and once when it
+took 570, and loading a batch took as long in both. So only a slower machine is corrected for."""
 LONG_GAP_US = 1500
-"""Longer than foretell's hooks take between two operators: the script itself works there."""
+"""In CPU time; longer than foretell's hooks take between two operators: the script itself works there."""
 LONG_OPERATOR_US = 150
 """An operator on the CPU that takes longer computes; a shorter one is counted."""
 MOST_BYTES_A_THREAD = 256
@@ -144,7 +146,7 @@ class _Reader:
         self._captures = captures_of(trace)
         self._span = step.begin_us, step.end_us
         """The rows that are read: those of the step, or of a capture."""
-        self._cpu_speed = LOOP_US / step.loop_us if step.loop_us else 1.0
+        self._cpu_speed = min(1.0, LOOP_US / step.loop_us) if step.loop_us else 1.0
         self._callers = Callers(trace.operators)
         self._device = trace.busiest_device
         self._modules = _Modules(trace)
@@ -487,6 +489,7 @@ def _add_host(
     is_on_gpu = [bool(parse(text).on_gpu) for text in trace.signatures]
     covered = begin_us
     loaded_until = begin_us
+    running = _undelayed(step)  # the clock also runs while other processes have the CPU
     inner_rows = called_by(operators, computing) if computing else frozenset()
     rows = [row for row in within(operators.begin_us, begin_us, end_us) if row not in inner_rows]
     for row in sorted(rows, key=operators.begin_us.__getitem__):
@@ -495,22 +498,21 @@ def _add_host(
             continue
         at = bisect_right(times, begin)
         if operators.parent[row] < 0:
-            if begin - covered > LONG_GAP_US:
-                own[at] += begin - covered - LONG_GAP_US
+            own[at] += max(0.0, running * (begin - covered) - LONG_GAP_US)
             covered = max(covered, end)
             if row in loading:
                 loader[at] += loading[row]
                 loaded_until = max(loaded_until, end)
                 continue
             has_no_gpu = not is_on_gpu[number] and bisect_right(times, end) == at
-            if has_no_gpu and end - begin > LONG_OPERATOR_US:
-                own[at] += end - begin
+            if has_no_gpu and running * (end - begin) > LONG_OPERATOR_US:
+                own[at] += running * (end - begin)
                 continue
         if begin >= loaded_until:  # what a loader calls is in its time
             counts[at] += 1
-    if items and end_us - covered > LONG_GAP_US:
-        own[-1] += end_us - covered - LONG_GAP_US
-    # The clock also ran while other processes had the CPU; waiting for a loader is no work of this process.
+    if items:
+        own[-1] += max(0.0, running * (end_us - covered) - LONG_GAP_US)
+    # Waiting for a loader is no work of this process.
     per_step, per_operator, per_launch = COMPUTED_US if computing else HOOKED_US
     hooked = per_step + per_operator * sum(counts) + per_launch * sum(item.host_launches for item in items)
     worked = max(0.0, cpu_us - step.loading_us - hooked / cpu_speed)
