@@ -75,6 +75,7 @@ def collectives(trace: Trace) -> list[list[tuple[int, ...]]]:
         (2, "tensor and sequence parallel", 2 * MODEL - IN_BLOCKS_SPLIT - 2_048_000),
         (2, "expert parallel", 2 * (2_048_000 + 263_168 + 2_048 + 2_102_272)),
         (4, "several communicators", 4 * MODEL),
+        (2, "collectives in a graph", 2 * 256 * 256 * 4),
         (2, "dtensor values", 2 * 64 * 256 * 4),
     ],
 )

@@ -64,6 +64,7 @@ JOBS = [
         "fsdp1", "fsdp2", "fsdp2 offloaded", "fsdp2 checkpointing", "fsdp2 compiled", "hsdp", "distributed checkpoint",
         "tensor and sequence parallel", "tensor parallel compiled", "context parallel", "expert parallel", "gpipe",
         "1f1b", "interleaved", "zero bubble", "zero bubble, V", "several communicators", "shrunk", "dtensor values",
+        "collectives in a graph",
     )),
     *(("frameworks", *words.split()) for words in (
         "deepspeed 0", "deepspeed 1", "deepspeed 2", "deepspeed 3", "deepspeed 2 cpu", "deepspeed 3 cpu",

@@ -25,7 +25,9 @@ int cudaGetDeviceCount(int *), cudaSetDevice(int), cudaGetDevice(int *), cudaMal
     cudaStreamEndCapture(void *, void **), cudaStreamIsCapturing(void *, int *),
     cudaGraphInstantiate(void **, void *, unsigned long long), cudaGraphLaunch(void *, void *),
     cudaGraphDestroy(void *), cudaGraphExecDestroy(void *), cudaGraphGetNodes(void *, void **, size_t *),
-    cudaStreamBeginCaptureToGraph(void);
+    cudaUserObjectCreate(void **, void *, void (*)(void *), unsigned, unsigned),
+    cudaUserObjectRelease(void *, unsigned),
+    cudaGraphRetainUserObject(void *, void *, unsigned, unsigned), cudaStreamBeginCaptureToGraph(void);
 int cudaMallocManaged(void **, size_t, unsigned), cudaMemPrefetchAsync(const void *, size_t),
     cudaMemAdvise(const void *, size_t);
 typedef struct { char bytes[64]; } Handle;
@@ -289,6 +291,23 @@ static void questions_of_a_thread_that_launches_nothing_do_not_count(void) {
     foretell_drain(0);
     CHECK(cudaEventDestroy(event) == 0);
     cudaGetLastError();
+}
+
+static void count_up(void *count) { ++*(int *)count; }
+static void an_object_lives_as_long_as_the_last_graph_that_refers_to_it(void) {
+    void *stream, *graph, *executable, *object, *left;
+    int num_destroyed = 0;
+    CHECK(cudaStreamCreateWithPriority(&stream, 1, 0) == 0 && cudaStreamBeginCapture(stream, 0) == 0);
+    CHECK(cudaStreamEndCapture(stream, &graph) == 0);
+    CHECK(cudaUserObjectCreate(&object, &num_destroyed, count_up, 1, 1) == 0);
+    CHECK(cudaGraphRetainUserObject(graph, object, 1, 1) == 0); /* moved */
+    CHECK(cudaUserObjectCreate(&left, &num_destroyed, count_up, 2, 1) == 0);
+    CHECK(cudaUserObjectRelease(left, 1) == 0 && num_destroyed == 0);
+    CHECK(cudaUserObjectRelease(left, 1) == 0 && num_destroyed == 1);
+    CHECK(cudaGraphInstantiate(&executable, graph, 0) == 0);
+    CHECK(cudaGraphDestroy(graph) == 0 && num_destroyed == 1);
+    CHECK(cudaGraphExecDestroy(executable) == 0 && num_destroyed == 2);
+    CHECK(cudaStreamDestroy(stream) == 0);
 }
 
 static void a_capture_becomes_a_graph(void) {
@@ -572,6 +591,7 @@ int main(int count, char **arguments) {
     RULE(an_event_is_complete_after_a_synchronisation_or_1024_launches);
     RULE(questions_of_a_thread_that_launches_nothing_do_not_count);
     RULE(a_capture_becomes_a_graph);
+    RULE(an_object_lives_as_long_as_the_last_graph_that_refers_to_it);
     RULE(impossible_launches_are_refused);
     RULE(what_an_extensions_kernel_may_write_is_forgotten);
     RULE(managed_memory_is_not_charged_and_takes_advice);

@@ -286,6 +286,21 @@ def shrunk() -> torch.optim.Optimizer:
     return train(DDP(Model().cuda(), find_unused_parameters=True))
 
 
+def collectives_in_graph() -> torch.optim.Optimizer:
+    """The graph keeps what they use."""
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(WIDTH, WIDTH, device=device))])
+    ours = torch.zeros(WIDTH, device=device)
+    everybodys = torch.empty(size * WIDTH, device=device)
+    dist.all_gather_into_tensor(everybodys, ours)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dist.all_reduce(ours)
+        dist.all_gather_into_tensor(everybodys, ours)
+    for _ in range(3):
+        graph.replay()
+    return optimizer
+
+
 def dtensor_values(initialise: bool = False) -> torch.optim.Optimizer:
     """A DTensor of integers decides something."""
     mesh = init_device_mesh("cuda", (size,))
@@ -322,6 +337,7 @@ STRATEGIES = {
     "zero bubble": partial(pipeline, "ScheduleInterleavedZeroBubble", 2),
     "zero bubble, V": partial(pipeline, "ScheduleZBVZeroBubble", 2),
     "several communicators": several_communicators,
+    "collectives in a graph": collectives_in_graph,
     "shrunk": shrunk,
     "dtensor values": dtensor_values,
     "dtensor initialised": partial(dtensor_values, initialise=True),

@@ -20,6 +20,7 @@
 #define STREAM_MAGIC 0x73747265u
 #define EVENT_MAGIC 0x6576656eu
 #define GRAPH_MAGIC 0x67726170u
+#define OBJECT_MAGIC 0x6f626a65u
 #define QUEUE_DEPTH 1024
 #define WATCHED_DEPTH (64 * QUEUE_DEPTH) /* for a thread that gives no work: when it asks is left to chance */
 #define PATIENCE 64
@@ -28,7 +29,15 @@
 #define BUSY_MICROSECONDS 5000
 #define CAPTURE_UNSUPPORTED 900
 
-struct Graph { uint32_t magic; uint64_t id; size_t num_nodes; bool is_executable; };
+typedef struct { uint32_t magic; unsigned num_references; void *data; void (*destroy)(void *); } UserObject;
+struct Graph {
+    uint32_t magic;
+    uint64_t id;
+    size_t num_nodes;
+    bool is_executable;
+    UserObject **objects;   /* one entry for each reference */
+    size_t num_objects, object_room;
+};
 struct Stream {
     uint32_t magic;
     int device, priority;
@@ -457,13 +466,68 @@ EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
     return SUCCESS;
 }
 
+/* What graphs need until the last that refers to it is destroyed, and an executable refers to what its graph does. The
+ * real one calls `destroy` from a thread of its own. */
+static void release_object(UserObject *object, unsigned count) {
+    unsigned left = __atomic_sub_fetch(&object->num_references, count, __ATOMIC_ACQ_REL);
+    if (left) return;
+    object->magic = 0;
+    object->destroy(object->data);
+    free(object);
+}
+static bool is_object(const UserObject *object) { return object && object->magic == OBJECT_MAGIC; }
+static void retain_object(Graph *g, UserObject *object) {
+    g->objects = with_room(g->objects, sizeof(UserObject *), g->num_objects, &g->object_room);
+    g->objects[g->num_objects++] = object;
+}
+EXPORT int cudaUserObjectCreate(UserObject **object, void *data, void (*destroy)(void *), unsigned count,
+                                unsigned flags) {
+    NEEDS(object, destroy);
+    if (!count || flags != 1) return fail(ERROR_INVALID_VALUE); /* cudaUserObjectNoDestructorSync */
+    *object = allocate(sizeof **object);
+    **object = (UserObject){OBJECT_MAGIC, count, data, destroy};
+    return SUCCESS;
+}
+EXPORT int cudaUserObjectRetain(UserObject *object, unsigned count) {
+    if (!is_object(object)) return fail(ERROR_INVALID_VALUE);
+    __atomic_add_fetch(&object->num_references, count, __ATOMIC_ACQ_REL);
+    return SUCCESS;
+}
+EXPORT int cudaUserObjectRelease(UserObject *object, unsigned count) {
+    if (!is_object(object)) return fail(ERROR_INVALID_VALUE);
+    release_object(object, count);
+    return SUCCESS;
+}
+EXPORT int cudaGraphRetainUserObject(void *graph, UserObject *object, unsigned count, unsigned flags) {
+    Graph *g = graph_of(graph);
+    if (!g || !is_object(object)) return fail(ERROR_INVALID_VALUE);
+    if (!(flags & 1)) cudaUserObjectRetain(object, count); /* else cudaGraphUserObjectMove: those of the caller */
+    for (unsigned i = 0; i < count; i++) retain_object(g, object);
+    return SUCCESS;
+}
+EXPORT int cudaGraphReleaseUserObject(void *graph, UserObject *object, unsigned count) {
+    Graph *g = graph_of(graph);
+    if (!g || !is_object(object)) return fail(ERROR_INVALID_VALUE);
+    unsigned found = 0;
+    for (size_t i = g->num_objects; i-- > 0 && found < count;)
+        if (g->objects[i] == object) {
+            g->objects[i] = g->objects[--g->num_objects];
+            found++;
+        }
+    if (found) release_object(object, found);
+    return found == count ? SUCCESS : fail(ERROR_INVALID_VALUE);
+}
+
 EXPORT int cudaGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags UNUSED) {
     NEEDS(executable);
     Graph *g = graph_of(graph);
     if (!g) return fail(ERROR_INVALID_HANDLE);
     Graph *x = allocate(sizeof *x);
-    *x = *g;
-    x->is_executable = true;
+    *x = (Graph){.magic = GRAPH_MAGIC, .id = g->id, .num_nodes = g->num_nodes, .is_executable = true};
+    for (size_t i = 0; i < g->num_objects; i++) {
+        cudaUserObjectRetain(g->objects[i], 1);
+        retain_object(x, g->objects[i]);
+    }
     *executable = x;
     return SUCCESS;
 }
@@ -486,6 +550,8 @@ static int destroy_graph(void *graph) {
     Graph *g = graph_of(graph);
     if (!g) return fail(ERROR_INVALID_HANDLE);
     g->magic = 0;
+    for (size_t i = 0; i < g->num_objects; i++) release_object(g->objects[i], 1);
+    free(g->objects);
     free(g);
     return SUCCESS;
 }
