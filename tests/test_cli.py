@@ -227,6 +227,16 @@ def test_training_without_memory_of_the_gpu_is_seen_in_the_journal(
     assert seen[0].is_on_cpu is is_on_cpu
 
 
+def test_the_progress_tells_of_a_long_wait_until_the_rank_does_something_else(tmp_path: Path) -> None:
+    folder, seen = CaptureFolder(tmp_path), list[Progress]()
+    watch = Watch(tmp_path, on_progress=seen.append)
+    folder.journal("rank_waits", text="rank 0 waits in ncclAllReduce at train.py:8 for rank 1", seconds=20.0)
+    watch.tick(31)
+    folder.journal("step", index=0, devices=[])
+    watch.tick(41)
+    assert [each.wait for each in seen] == ["rank 0 waits in ncclAllReduce at train.py:8 for rank 1", None]
+
+
 def test_a_line_of_foretell_does_not_follow_half_a_line_of_the_script(tmp_path: Path) -> None:
     with open(tmp_path / "log", "w") as log:
         assert fresh_line(log) == ""

@@ -54,7 +54,7 @@ def test_every_kind_of_the_journal_is_written_somewhere() -> None:
 
 def test_the_trace_reads_every_kind_but_progress_and_what_is_for_advice_and_plans() -> None:
     of_another_process = {"rank_needed"}
-    others = {"operators", "survey", "features", "alternative", "loader"}
+    others = {"operators", "rank_waits", "survey", "features", "alternative", "loader"}
     assert set(journal.KINDS) - set(_READERS) == others | of_another_process
     assert set(_READERS) <= set(journal.KINDS)
 

@@ -264,6 +264,8 @@ def progress() -> Callable[[Progress], None]:
             text = f"no step finished yet, {_DOING[progress.phase or progress.stage]}"
         if progress.num_batches:
             text += f", {progress.num_batches:,} batches looked at"
+        if progress.wait:
+            text += f", {progress.wait}"
         if progress.num_operators:
             text += f", {progress.num_operators:,} operators computed"
         if progress.remaining_seconds is not None:

@@ -111,6 +111,10 @@ KINDS: dict[str, Kind] = {
             "where": WHERE,
         },
     ),
+    "rank_waits": Kind(
+        "the process has waited long for another rank",
+        {"text": Key("str", "`rank 0 waits in ncclAllReduce at train.py:8 for rank 1`"), "seconds": Key("float")},
+    ),
     "allocator": Kind(
         "the settings of PyTorch's allocator, when CUDA starts and whenever the script changes them",
         {

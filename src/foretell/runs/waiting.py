@@ -110,6 +110,8 @@ class Progress:
     """With `execute`, once a step has shown its number of operators."""
     num_batches: int = 0
     """Batches looked at so far, with `worst`."""
+    wait: str | None = None
+    """Of a rank for another, if it has taken long: `rank 0 waits in ncclAllReduce at train.py:8 for rank 1`."""
     is_on_cpu: bool = False
     """The script trains, but has put nothing on the GPU."""
 
@@ -203,6 +205,7 @@ class _Journals:
         self._reserved: int | None = None
         self._phase: str | None = None
         self._stage: Literal["start", "torch", "cuda"] = "start"
+        self._waits: dict[Path, str] = {}
         self._is_training = self._has_cuda = False
 
     def progress(self, seconds: float) -> Progress:
@@ -217,6 +220,7 @@ class _Journals:
             stage=self._stage,
             num_operators=self._num_operators,
             num_batches=self._num_batches,
+            wait=next(iter(self._waits.values()), None),
             remaining_seconds=self._remaining_seconds(seconds),
             is_on_cpu=self._is_training and not (self._has_cuda or self._reserved),
         )
@@ -231,6 +235,7 @@ class _Journals:
     def _read(self, path: Path) -> None:
         reader = self._readers.setdefault(path, JournalReader(path))
         for line in reader.read_new():
+            self._waits.pop(path, None)  # it does something else
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 if line["kind"] == "step":
                     self._num_steps = max(self._num_steps, int(line["index"]) + 1)
@@ -247,6 +252,8 @@ class _Journals:
                     self._stage = "torch"
                 elif line["kind"] == "batch":
                     self._num_batches += not line.get("is_trained", True)
+                elif line["kind"] == "rank_waits":
+                    self._waits[path] = str(line["text"])
                 elif line["kind"] == "operators":
                     self._num_operators = int(line["count"])
 

@@ -326,8 +326,8 @@ _READERS: dict[str, Callable[[Told, Line], None]] = {
     "caveat": _caveat,
     "keeper": _keeper,
 }
-"""Without `operators` (progress), and `survey`, `features`, `alternative` and `loader` (for advice and plans);
-`rank_needed` is about another process."""
+"""Without `operators` and `rank_waits` (progress), and `survey`, `features`, `alternative` and `loader` (for advice and
+plans); `rank_needed` is about another process."""
 _ANY_PROCESS = frozenset(_READERS) - {
     "rank", "communicators", "allocator", "phase", "step", "pass", "batch", "end", "oom", "keeper",
 }  # fmt: skip

@@ -22,13 +22,15 @@ from ..capture import Capture
 from ..where import OWN_FOLDERS, in_short, where_of
 
 _SECONDS = 0.4
+_LONG_SECONDS = 20.0
+"""The user is told of a wait that takes so long: the other rank may compute, or hang."""
 _STUCK_SECONDS = 10.0
 """So long, in which nothing has changed, all ranks have waited elsewhere than in the virtual NCCL: for ever."""
 
 
 def tell_where_this_rank_waits(capture: Capture, library: Any, torch: Any) -> None:
     library.foretell_stands.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
-    library.foretell_stuck.restype = ctypes.c_char_p
+    library.foretell_stuck.restype = library.foretell_own_wait.restype = ctypes.c_char_p
     folder = os.path.dirname(torch.distributed.__file__) + os.sep
     watch = partial(capture.guarded, "where this rank waits", partial(_watch, capture, library, folder))
     threading.Thread(target=watch, name="foretell: where this rank waits", daemon=True).start()
@@ -36,15 +38,19 @@ def tell_where_this_rank_waits(capture: Capture, library: Any, torch: Any) -> No
 
 def _watch(capture: Capture, library: Any, folder: str) -> None:
     has_slept = _main_thread_sleeps()
-    before, is_told = 0, False
+    before, num_stays, is_told = 0, 0, False
     while True:
         time.sleep(_SECONDS)
         now, is_asleep = library.foretell_current_wait(), has_slept()
         has_stayed, before = now == before and (now or is_asleep), now
+        num_stays = num_stays + 1 if now and has_stayed else 0
         # Frames only of a thread that stands still: who holds one keeps its tensors alive.
         function, where = _place(folder) if has_stayed else (None, None)
         if now and where:
             library.foretell_stands(None, where.encode())
+            if num_stays == int(_LONG_SECONDS / _SECONDS):
+                text = library.foretell_own_wait().decode(errors="replace")
+                capture.journal.write("rank_waits", text=text, seconds=_LONG_SECONDS)
         elif function and not now:
             library.foretell_stands(function.encode(), (where or "").encode())
             stuck = library.foretell_stuck(int(_STUCK_SECONDS / _SECONDS))

@@ -191,7 +191,7 @@ static enum State lost(int peer) {
             snprintf(trouble, sizeof trouble, "rank %d has %s", rank,
                      state != HAS_FAILED ? "ended"
                      : said == HAS_FAILED ? "failed"
-                     : "been killed, perhaps because this machine ran out of RAM");
+                     : "been killed, perhaps because this machine ran out of RAM, or has called os._exit");
             return state;
         }
     }
@@ -216,6 +216,18 @@ uint32_t foretell_current_wait(void) {
     Slot *slot = own_slot();
     if (!slot || __atomic_load_n(&slot->state, __ATOMIC_ACQUIRE) != WAITS) return 0;
     return __atomic_load_n(&slot->num_changes, __ATOMIC_ACQUIRE) + 1;
+}
+
+/* What it waits for here, for a sentence; empty: it does not wait. */
+const char *foretell_own_wait(void) {
+    static char text[160];
+    Slot *slot = own_slot();
+    text[0] = '\0';
+    if (!slot || !foretell_current_wait() || slot->waits_for < 0) return text;
+    const char *at = slot->where[0] ? " at " : "";
+    snprintf(text, sizeof text, "rank %d waits in %.39s%s%.79s for rank %d", own_rank, slot->what, at, slot->where,
+             slot->waits_for);
+    return text;
 }
 
 __attribute__((format(printf, 2, 3))) static void add_trouble(size_t *at, const char *format, ...) {

@@ -49,6 +49,7 @@ enum HowItEnds { TO_ITS_END, CUT_SHORT, BY_AN_EXCEPTION };
 EXPORT void foretell_leave(int how);
 EXPORT void foretell_stands(const char *what, const char *where);
 EXPORT uint32_t foretell_current_wait(void);
+EXPORT const char *foretell_own_wait(void);
 EXPORT const char *foretell_stuck(int patience);
 /* Whether all ranks say yes to their next question about `what`; those that say no do not wait for the others. */
 EXPORT int foretell_agree(uint64_t what, int answer);
