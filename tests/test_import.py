@@ -384,6 +384,15 @@ def test_a_median_of_all_elements_sorts_them() -> None:
     assert kernel_memory.median(operator("aten::median", (100, 1000), values=("", "1", "False")), CARD) == ()
 
 
+def test_several_draws_with_replacement_take_two_copies_of_the_weights() -> None:
+    """Without replacement, and for one draw, the operators that it calls are recorded on the CPU too."""
+    drawn = {
+        values: kernel_memory.multinomial(operator("aten::multinomial", (64, 2000), values=("", *values, "")), CARD)
+        for values in (("100", "True"), ("1", "True"), ("100", "False"))
+    }
+    assert drawn == {("100", "True"): (512_000, 512_000), ("1", "True"): (), ("100", "False"): ()}
+
+
 def test_a_sort_of_long_rows_takes_keys_and_places_once_more() -> None:
     """The operator without `stable` calls the one with it, which is counted. Bytes as on the virtual RTX 3060."""
     values = ("", "False", "-1", "False")

@@ -54,4 +54,5 @@ train(Lambda(masked, nn.Linear(64, 128)), lambda: randn(512, 64), lambda loss: l
 x = randn(256, 256, requires_grad=True)
 x.masked_select(torch.ones(256, 256, dtype=torch.bool, device=DEVICE)).sum().backward()
 torch.rand(64, 2000, device=DEVICE).multinomial(1)
+torch.rand(64, 2000, device=DEVICE).multinomial(100, replacement=True)
 F.one_hot(torch.arange(1000, device=DEVICE) % 10)

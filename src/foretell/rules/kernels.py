@@ -77,6 +77,15 @@ def median_bytes(num: int, key_bytes: int) -> list[int]:
     return [key_bytes * num, 8 * num, *sort_bytes(1, num, key_bytes)]
 
 
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+
+def multinomial_copies(num_draws: int, *, with_replacement: bool) -> int:
+    """Distributions.cpp: random numbers for all weights. MultinomialKernel.cu, for several draws with replacement: the
+    weights as a distribution, and its sums."""
+    return 2 if with_replacement and num_draws > 1 else 1
+
+
 # --- norms ------------------------------------------------------------------------------------------------------------
 
 

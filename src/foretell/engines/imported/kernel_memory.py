@@ -108,10 +108,18 @@ def median(operator: Operator, card: Card) -> tuple[int, ...]:
     return tuple(kernels.median_bytes(tensor.num_elements, tensor.element_bytes)) if tensor.num_elements else ()
 
 
+def multinomial(operator: Operator, card: Card) -> tuple[int, ...]:
+    """Of several draws with replacement; otherwise the operators that it calls are recorded."""
+    _, count, replacement = operator.values[:3]
+    copies = kernels.multinomial_copies(int(count), with_replacement=replacement == "True") if count.isdecimal() else 1
+    return (operator.tensors[0].num_bytes,) * copies if copies > 1 else ()
+
+
 _NUM_SORT_ARGUMENTS = 4
 TEMPORARIES: dict[str, Rule] = {
     "aten::sort": sort,
     "aten::median": median,
+    "aten::multinomial": multinomial,
     "aten::embedding_dense_backward": embedding_backward,
     "aten::sum": sum_of_rows,
     "aten::native_layer_norm_backward": layer_norm_backward,
@@ -192,7 +200,7 @@ def buffers(job: RecordedJob) -> Iterator[int]:
 # --- operators without a rule -----------------------------------------------------------------------------------------
 
 _UNLIKE = re.compile(
-    r"aten::(topk|cumsum|cumprod|unique\w*|_unique2|multinomial|nonzero|masked_select|index_put_?|_index_put_impl_|"
+    r"aten::(topk|cumsum|cumprod|unique\w*|_unique2|nonzero|masked_select|index_put_?|_index_put_impl_|"
     r"lstm|gru|rnn_tanh|rnn_relu|lstm_cell|gru_cell|_thnn\w*|_?ctc_loss|_?fft\w*|stft|"
     r"linalg_(?!vector_norm)\w+|_linalg\w*|cholesky\w*|svd|qr|"
     r"grid_sampler\w*|upsample_bicubic2d\w*|_embedding_bag\w*|kthvalue|histc|bincount)$"

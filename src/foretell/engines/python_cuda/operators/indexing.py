@@ -87,7 +87,8 @@ def _copy_of_values(device: PythonCuda, target: Tensor, indices: Sequence[Any], 
 def multinomial(device: PythonCuda, weights: Tensor, count: int, replacement: bool = False, **kwargs: Any) -> None:
     """Random numbers like the weights; with replacement also the weights as a distribution, and its sums."""
     with device.rule("random numbers"):
-        taken = [torch.empty_like(weights) for _ in range(2 if replacement and count > 1 else 1)]
+        copies = rules.multinomial_copies(count, with_replacement=replacement)
+        taken = [torch.empty_like(weights) for _ in range(copies)]
         del taken
 
 
