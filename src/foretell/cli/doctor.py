@@ -104,7 +104,7 @@ def examine(python: str) -> Iterator[Finding]:
     else:
         yield Finding(what="system", state="ok", detail=f"{platform.system()} {platform.machine()}")
     factor = loop_us() / LOOP_US
-    detail = f"if it is the one beside the GPU: --host-factor {factor:.2g}"
+    detail = f"if the GPU is in this machine: --host-factor {factor:.2g}"
     yield Finding(what="CPU", state="ok", detail=detail)
     try:
         refuse_torch(torch, python, engine="auto")

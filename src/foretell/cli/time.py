@@ -12,8 +12,8 @@ def add_time(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     )
     group.add_argument(
         "--host-factor", metavar="F", type=float,
-        help="how much slower the CPU beside the GPU is than the one foretell was calibrated on, as `foretell doctor` "
-        "says there; implies --time (default: 0.8, and an interval from 0.6 to 3)",
+        help="how much slower the CPU of the GPU's machine is than the one foretell was calibrated on, as `foretell "
+        "doctor` says there; implies --time (default: 0.8, and an interval from 0.6 to 3)",
     )  # fmt: skip
     return group
 

@@ -130,7 +130,7 @@ LIBRARY_CALL = _kind(
     "workspace_bytes", "", "", "", "", "device", is_call=True,
 )  # fmt: skip
 UNIMPLEMENTED = _kind(5, "unimplemented", "function", "the virtual GPU lacks the function: foretell exits with 2")
-UNKNOWN_READ = _kind(6, "unknown_read", "function", "the host read bytes that are not known", "bytes", "address")
+UNKNOWN_READ = _kind(6, "unknown_read", "function", "the host read bytes whose values are unknown", "bytes", "address")
 OUT_OF_MEMORY = _kind(
     7, "out_of_memory", "function", "an allocation was refused", "requested_bytes", "free_bytes", "device"
 )

@@ -96,7 +96,7 @@ def ranks_of(text: str, size: int) -> tuple[int, ...]:
         if last < int(first):
             raise UsageError(f"--ranks {text}: {part} is empty.")
         if last >= size:
-            raise UsageError(f"--ranks {text}: of {size} ranks the last one is {size - 1}.")
+            raise UsageError(f"--ranks {text}: the {size} ranks are numbered 0 to {size - 1}.")
         found.update(range(int(first), last + 1))
     return tuple(sorted(found))
 

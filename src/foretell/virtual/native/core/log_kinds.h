@@ -88,7 +88,7 @@ static inline void log_unimplemented(const char *name) {
     log_event(LOG_UNIMPLEMENTED, name, (const int64_t[6]){0});
 }
 
-/* The host read bytes that are not known. */
+/* The host read bytes whose values are unknown. */
 typedef struct { int64_t bytes, address; } UnknownReadRecord;
 static inline void log_unknown_read(const char *name, UnknownReadRecord r) {
     const int64_t words[6] = {r.bytes, r.address, 0, 0, 0, 0};
