@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import foretell
@@ -141,6 +144,20 @@ def test_nothing_stays_behind() -> None:
     assert (torch.autograd.backward, torch.autograd.grad, torch.optim.Optimizer.__init__) == before
     assert not torch.nn.modules.module._global_forward_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_function_that_was_wrapped_meanwhile_does_not_keep_the_model() -> None:
+    """As packages do that are imported while a job is described: `from torch.utils.checkpoint import checkpoint`."""
+    with Catcher(lambda description: None):
+        kept = torch.utils.checkpoint.checkpoint
+        model = net()
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.randn(BATCH, 256)).sum().backward()
+    weights = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert kept is not torch.utils.checkpoint.checkpoint
+    assert weights() is None
 
 
 def test_a_script_that_ends_before_its_backward_pass_leaves_nothing() -> None:

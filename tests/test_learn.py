@@ -96,8 +96,7 @@ def test_training_recovers_what_the_rows_were_made_of(tmp_path: Path) -> None:
     labelled = [row.labelled for row in rows()]
     try:
         train.write_formula(tmp_path / "formula.json", labelled)
-        trained = train.train(labelled)
-        train.save(tmp_path / "model", trained, rows(), [])
+        train.save(tmp_path / "model", train.learn(rows()))
         model = estimator.read(tmp_path / "model")
         errors = []
         for row in rows():
@@ -107,7 +106,7 @@ def test_training_recovers_what_the_rows_were_made_of(tmp_path: Path) -> None:
     finally:
         own._used.update(before)
     assert sorted(errors)[len(errors) // 2] < 0.01
-    assert trained.scores["complete"]["mlp"]["median"] < 0.01
+    assert model.card["scores"]["complete"]["mlp"]["median"] < 0.01
 
 
 def test_too_few_jobs_of_a_family_are_named() -> None:

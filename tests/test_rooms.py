@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "engines": set(),
     "engines.python_cuda": {"inside", "rules", "allocator", "protocol", "versions"},
     "engines.imported": NOUNS | {"protocol", "trace", "allocator", "rules"},
-    "formulas": NOUNS | {"rules"},
+    "formulas": NOUNS | {"rules", "time"},
     "runs": NOUNS | {"virtual", "protocol", "namespaces", "rules"},
     "calibration": NOUNS | {"virtual", "rules", "runs", "api"},
     "trace": NOUNS | {"allocator", "protocol"},
@@ -51,7 +51,8 @@ MAY_IMPORT = {
     "api": NOUNS | {"gpus", "rules", "runs", "trace", "analysis"},
     "repeats": NOUNS | {"rules", "runs", "trace", "analysis", "api"},
     "advice": NOUNS | {"protocol", "runs", "trace", "allocator", "rules", "api"},
-    "learn": NOUNS | {"gpus", "virtual", "rules", "inside", "formulas", "runs", "evaluation.workloads"},
+    "learn": NOUNS
+    | {"gpus", "virtual", "rules", "inside", "formulas", "runs", "time", "api", "evaluation.workloads"},
     "guessing": NOUNS | {"protocol", "gpus", "rules", "formulas", "runs", "api", "learn"},
     "evaluation": NOUNS | {"gpus", "rules", "formulas", "runs", "report", "api", "learn", "time", "trace"},
     "plan": NOUNS

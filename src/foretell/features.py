@@ -10,10 +10,14 @@ from foretell.plain import from_plain, to_plain
 
 Family = Literal["mlp", "cnn", "transformer"]
 Source = Literal["model", "script", "config", "summary", "typed"]
+WorkKind = Literal[
+    "convolution", "convolution_nhwc", "grouped_convolution", "grouped_convolution_nhwc", "product", "attention",
+    "norm", "softmax", "pool", "copy", "lookup", "elementwise", "view",
+]  # fmt: skip
 ZeroGrad = Literal["before_forward", "before_backward", "later"]
 _NOT_EXPECTED = {
     "source", "name", "attention_heads", "gpu", "torch_version", "earlier_bytes", "zero_grad", "keeps_gradients",
-    "played_workspace_bytes", "played_growth_bytes", "compute_capability",
+    "played_workspace_bytes", "played_growth_bytes", "played_batch_size", "compute_capability",
 }  # fmt: skip
 
 
@@ -57,6 +61,27 @@ class ConvolutionCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Operators of the forward pass, of one kind and size."""
+
+    kind: WorkKind
+    element_bytes: int
+    """Of their results; 0: views, which compute nothing."""
+    calls: int
+    flops: int
+    bytes: int
+    """Read and written, without `weight_bytes`."""
+    weight_bytes: int
+    """Of parameters and buffers."""
+    tiles: int
+    """Blocks of 128 x 128 results of matrix products."""
+
+    def __post_init__(self) -> None:
+        sizes = (self.element_bytes, self.calls, self.flops, self.bytes, self.weight_bytes, self.tiles)
+        assert min(sizes) >= 0, f"{self.kind}: a negative size"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFeatures:
     """A training job as the first forward pass of its training shows it."""
 
@@ -95,6 +120,8 @@ class JobFeatures:
     """Whether the optimizer works on lists of tensors; their temporaries are as large as all parameters."""
     element_bytes: int | None = None
     """Of what matrix products and convolutions compute with: 2 under autocast."""
+    work: tuple[Work, ...] | None = None
+    """What the forward pass computes and moves, for the time of a step."""
     is_checkpointed: bool | None = None
     """Whether the pass called torch.utils.checkpoint, so that parts of it are computed again."""
     earlier_bytes: int | None = None
@@ -109,6 +136,8 @@ class JobFeatures:
     """The same with the workspaces of a card of `compute_capability`."""
     played_growth_bytes: int | None = None
     """How much more it is with each further batch of that size."""
+    played_batch_size: int | None = None
+    """With which it was played, if that is not `batch_size`."""
     compute_capability: tuple[int, int] | None = None
     gpu: str = ""
     torch_version: str = ""
@@ -171,8 +200,18 @@ class JobFeatures:
             played_bytes=grown(self.played_bytes),
             played_workspace_bytes=grown(self.played_workspace_bytes),
             played_growth_bytes=scaled(self.played_growth_bytes),
+            played_batch_size=self.played_batch_size or self.batch_size,
             largest_bytes=scaled(self.largest_bytes),
             second_bytes=scaled(self.second_bytes),
+            work=None
+            if self.work is None
+            else tuple(
+                replace(
+                    each, flops=round(each.flops * ratio), bytes=round(each.bytes * ratio),
+                    tiles=round(each.tiles * ratio),
+                )
+                for each in self.work
+            ),
             layers=None
             if self.layers is None
             else tuple(replace(layer, activations=round(layer.activations * ratio)) for layer in self.layers),
@@ -194,6 +233,27 @@ _EXPECTED = tuple(each.name for each in fields(JobFeatures) if each.name not in 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """An instant estimate of a steady step, without loading data, each number with an interval that contains 95 %."""
+
+    step_ms: float
+    step_low_ms: float
+    step_high_ms: float
+    gract: float
+    """Some kernel runs, as DCGM counts it (`records.Activity`)."""
+    gract_low: float
+    gract_high: float
+    smact: float
+    smact_low: float
+    smact_high: float
+
+    def __post_init__(self) -> None:
+        assert 0 < self.step_low_ms <= self.step_ms <= self.step_high_ms, self
+        assert 0 <= self.gract_low <= self.gract <= self.gract_high <= 1, self
+        assert 0 <= self.smact_low <= self.smact <= self.smact_high <= 1, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
     """An instant estimate of reserved memory (`torch.cuda.max_memory_reserved`)."""
 
@@ -205,9 +265,11 @@ class Guess:
     is_whole_device: bool = False
     """The number is of the whole card, not of PyTorch's allocator."""
     bound_bytes: int | None = None
-    """Too low in at most 2 % of runs."""
+    """Its class of memory is too low in at most 2 % of runs."""
     notes: tuple[str, ...] = ()
     """What the estimate does not know."""
+    speed: Speed | None = None
+    """None: this estimator says nothing of time, or too little is known of the job."""
 
     def __post_init__(self) -> None:
         if self.low_bytes is not None and self.high_bytes is not None:

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 _EPILOG = """generate draws random training jobs and labels each with the reserved memory of three steps on a virtual
 GPU. The same seed draws the same jobs, and an interrupted run continues. One label in fifty is checked against a
-process of its own.
+process of its own. --times adds what the time model says of a recorded step on each of three of these GPUs: a few
+seconds a job.
 
 examples:
   foretell dataset generate --num 5000 --kinds mlp,cnn,encoder labels.csv.gz
   foretell dataset generate --num 100000 --seed 7 labels.parquet
   foretell dataset generate --num 1000000 --workers ray labels.parquet
+  foretell dataset generate --num 300 --times a100-80gb,rtx-4090,t4 labels.csv.gz
   foretell dataset merge labels.csv.gz measured.csv all.csv.gz
   foretell dataset describe all.csv.gz
 """
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num", metavar="N", type=int, default=1000, help="jobs to draw (default: 1000)")
     parser.add_argument("--kinds", metavar="A,B", default=",".join(KINDS), help="kinds of jobs (default: all)")
     parser.add_argument("--gpu", metavar="NAME", default="400GiB,sm80", help="label on this GPU (default: 400GiB,sm80)")
+    parser.add_argument("--times", metavar="A,B", help="also label step time and utilization, on these GPUs")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument(
         "--workers", metavar="N|ray|ray://HOST:PORT", default=str(os.cpu_count() or 1),
@@ -75,6 +78,9 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--num {options.num}: must be 1 or more.")
     options.workers = parse_workers(options.workers)
     gpus.find(options.gpu)
+    options.times = [gpus.find(name.strip()).name for name in (options.times or "").split(",") if name.strip()]
+    if options.times and options.action != "generate":
+        raise UsageError(f"--times goes with generate, not with {options.action}.")
     if options.action != "describe":
         target = options.files[-1]
         if not target.name.endswith((".csv", ".csv.gz", ".parquet")):
@@ -109,13 +115,37 @@ def _generate(options: argparse.Namespace) -> int:
     store.close()
     labelled = [each for each in draws if store[each.key].get("features")]
     wrong = _check_labels(labelled[::_CHECKED_SHARE], store, options.gpu)
-    dataset.write(target, [dataset.row_of(each, store[each.key], gpu=options.gpu) for each in labelled])
+    times = _times(labelled, target, options) if options.times else {}
+    rows = [dataset.row_of(each, store[each.key], gpu=options.gpu, times=times.get(each.key)) for each in labelled]
+    dataset.write(target, rows)
     failed = len(draws) - len(labelled)
     rate = f", {len(missing) / seconds:.1f} a second" if missing and seconds else ""
     say(f"wrote {len(labelled)} jobs to {target}{rate}; {failed} could not be built or trained")
+    if options.times:
+        say(f"{sum(bool(row.times) for row in rows)} of them have step times")
     for text in wrong:
         say(text)
     return 1 if wrong else 0
+
+
+def _times(draws: list[Draw], target: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """By the key of the draw; those without a step time are left out."""
+    from rich.progress import Progress
+
+    from foretell.cli.terminal import console
+    from foretell.learn.timed import state_of_times, time_all
+    from foretell.runs import Store
+
+    store = Store(target.with_name(f".{target.name}.times"), state=f"{state_of_times()}-{','.join(options.times)}")
+    missing = [each for each in draws if each.key not in store]
+    with Progress(console=console(stderr=True), disable=options.quiet, transient=True) as progress:
+        task = progress.add_task("timing", total=len(missing))
+        for number, answer in time_all(missing, options.times, workers=options.workers):
+            store.add(missing[number].key, answer)
+            progress.advance(task)
+    found = {each.key: store[each.key].get("times") for each in draws}
+    store.close()
+    return {key: times for key, times in found.items() if times}
 
 
 def _check_labels(draws: list[Draw], store: Any, gpu: str) -> list[str]:

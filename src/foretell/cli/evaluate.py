@@ -111,13 +111,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from foretell.cli.files import write
-    from foretell.evaluation import cases, intervals, metrics, pairs, statistics, times
+    from foretell.evaluation import cases, instant, intervals, metrics, pairs, statistics, times
     from foretell.report.static_page import plotly_objects
 
     _check(options)
     if options.estimators:
         known = cases.read(options.folder, _sets(options))
-        known = [case for case in known if case.has_memory and case.quantity == "device"]
+        known = [case for case in known if instant.is_judged(case)]
         return _instant(_choose(known, options), options)
     speed_figures = _pairs(options)
     if _sets(options) == [pairs.SET]:
@@ -285,11 +285,12 @@ def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
         dataset.write(options.write_rows, instant.measured_rows(cases, jobs))
     judged, bounds = instant.judge(cases, jobs, estimators)
     figures, classes = instant.instant_figures(judged + bounds), list(instant.class_figures(judged + bounds))
+    timed = instant.speed_figures(cases, jobs, estimators)
     problems = {key: job for key, job in jobs.items() if isinstance(job, str)}
     document = {
         "schema": "foretell.evaluation/1",
         "about": f"{len(cases)} measured runs; {len(problems)} could not be described.{instant.about(estimators)}",
-        "figures": [asdict(each) for each in figures],
+        "figures": [asdict(each) for each in [*figures, *timed]],
         "classes": [asdict(each) for each in classes],
         "problems": problems,
     }
@@ -302,7 +303,7 @@ def _instant(cases: Sequence[Case], options: argparse.Namespace) -> int:
         terminal = console()
         if not terminal.is_terminal:
             terminal.width = max(terminal.width, _FILE_WIDTH)
-        tables.print_instant(figures, classes, terminal)
+        tables.print_instant(figures, classes, timed, terminal)
         terminal.print(f"\n{document['about']}")
         for key, problem in list(problems.items())[:5]:
             terminal.print(f"  ! {key}: {problem[:200]}")

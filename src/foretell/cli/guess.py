@@ -143,15 +143,25 @@ def text_of(guessed: GuessedJob) -> Iterator[str]:
     low, high = format_bytes(guessed.device_low_bytes), format_bytes(guessed.device_high_bytes)
     yield f"Guess: {verdicts[guessed.decision]} ({format_bytes(guessed.total_bytes)})"
     yield f"  device memory    {format_bytes(guessed.device_bytes)}   95 % interval {low} to {high}"
-    yield f"  upper bound      {format_bytes(guessed.bound_bytes)}   2 % of jobs need more"
+    yield f"  upper bound      {format_bytes(guessed.bound_bytes)}   its size class is too low for 2 % of jobs"
     yield (
         f"  size class       {guessed.class_low_bytes // GIB} to {guessed.class_high_bytes // GIB} GiB"
         f"   ({guessed.family}, reserved {format_bytes(guessed.reserved_bytes)})"
     )
+    if guessed.speed is not None:
+        speed = guessed.speed
+        low, high = _milliseconds(speed.step_low_ms), _milliseconds(speed.step_high_ms)
+        yield f"  step time        {_milliseconds(speed.step_ms)}   95 % interval {low} to {high}, without loading data"
+        gract = f"GRACT {speed.gract:.0%} ({speed.gract_low:.0%} to {speed.gract_high:.0%})"
+        yield f"  utilization      {gract}, SMACT {speed.smact:.0%} ({speed.smact_low:.0%} to {speed.smact_high:.0%})"
     for note in guessed.notes:
         yield f"  ! {note}"
     if guessed.decision == "unclear" and guessed.source == "script":
         yield "  `foretell run` gives a clear answer; --then-run starts it at once"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.3g} ms" if value < 1000 else f"{value:,.0f} ms"
 
 
 def _run(options: argparse.Namespace, gpu: Gpu) -> int:

@@ -73,14 +73,17 @@ def execute(options: argparse.Namespace) -> int:
         return _published(rows, target, options)
     if options.formula is not None:
         train.write_formula(options.formula, [row.labelled for row in rows])
-    trained = train.train([row.labelled for row in rows])
-    measured = [] if options.fine_tune is None else [row.labelled for row in dataset.read(options.fine_tune)]
-    train.save(target, trained, rows, measured)
+    model = train.learn(rows, [] if options.fine_tune is None else dataset.read(options.fine_tune))
+    train.save(target, model)
     with ignore_broken_pipe():
-        for depth, scores in trained.scores.items():
+        for depth, scores in model.card["scores"].items():
             for name, score in scores.items():
                 errors = f"median {score['median']:.2%}   p90 {score['p90']:.2%}"
                 print(f"{depth:9} {name:12} {score['rows']:6.0f} jobs   {errors}")
+        if score := model.card.get("speed_scores"):
+            errors = f"median {score['step_median']:.2%}   p90 {score['step_p90']:.2%}"
+            shares = f"gract off by {score['gract_mean']:.3f}   smact by {score['smact_mean']:.3f}"
+            print(f"{'step time':22} {score['rows']:6.0f} jobs   {errors}   {shares}")
     say(f"wrote {target}.npz and {target}.json")
     return 0
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from foretell import gpus
 from foretell.errors import UsageError
-from foretell.evaluation import trained
+from foretell.evaluation import times, trained
 from foretell.evaluation.metrics import Figures, Judged, figures
 from foretell.evaluation.records import Case
 from foretell.evaluation.runner import WORKLOADS
-from foretell.features import Guess, JobFeatures, features_from
+from foretell.features import Guess, JobFeatures, Speed, features_from
 from foretell.formulas import FORMULAS, Estimator
 from foretell.formulas.device import beside_bytes
 from foretell.learn import estimator as learned
 from foretell.learn import methods
-from foretell.learn.dataset import Row
+from foretell.learn.dataset import Row, Timing
 from foretell.learn.processes import describe_scripts, digest_of
 from foretell.records import Gpu
 from foretell.runs.pool import Workers
@@ -153,7 +153,7 @@ def judge(
     as an estimate of nothing, which is an error of 100 %. So does a job without an answer, unless the estimator has
     none for the whole set."""
     judged, bounds = [], []
-    for case in cases:
+    for case in (case for case in cases if case.has_memory):
         for name, each in estimators.items():
             one, bound = _judged(case, jobs[case.key], name, each)
             judged.append(one)
@@ -239,6 +239,50 @@ def instant_figures(judged: Sequence[Judged]) -> list[InstantFigures]:
     return found
 
 
+TIMED = (times.STEP_MS, "gract", "smact")
+"""Metrics of time that instant estimators answer."""
+
+
+def is_judged(case: Case) -> bool:
+    """Device memory, or time, of a training job: no instant estimator answers for inference."""
+    return case.quantity == "device" and (case.has_memory or bool(case.measured)) and "infer" not in case.arguments
+
+
+def speed_figures(
+    cases: Sequence[Case], jobs: dict[str, JobFeatures | str], estimators: dict[str, Estimator]
+) -> list[Figures]:
+    """Of step times and utilization, where they were measured, for the estimators that answer. Jobs that could not be
+    described are left out: what memory they count as is known, and not what time."""
+    found = []
+    steady = [case for case in cases if not case.is_oom]
+    known = [(case, job) for case in steady if isinstance(job := jobs[case.key], JobFeatures)]
+    wanted = dict.fromkeys((case.set, each) for case, _ in known for each in TIMED if each in case.measured)
+    for name, metric in wanted:
+        own = [(case, job) for case, job in known if case.set == name and metric in case.measured]
+        answered = False
+        for tool, estimator in estimators.items():
+            guesses = [estimator.guess(job, gpus.find(case.gpu)) for case, job in own]
+            pairs = [
+                (case.measured[metric], guess.speed)
+                for (case, _), guess in zip(own, guesses, strict=True)
+                if guess is not None and guess.speed is not None
+            ]
+            if pairs:
+                answered = True
+                measured = [truth for truth, _ in pairs]
+                triples = [_triple(speed, metric) for _, speed in pairs]
+                found.append(times.metric_figures(name, tool, metric, measured, triples))
+        if answered and metric != times.STEP_MS:
+            found.append(times.always_the_median(name, metric, [case.measured[metric] for case, _ in own]))
+    return found
+
+
+def _triple(speed: Speed, metric: str) -> list[float]:
+    stem = metric.removesuffix("_ms")
+    unit = "_ms" if metric == times.STEP_MS else ""
+    return [getattr(speed, each) for each in (metric, f"{stem}_low{unit}", f"{stem}_high{unit}")]
+
+
 def measured_rows(cases: Sequence[Case], jobs: dict[str, JobFeatures | str]) -> list[Row]:
     """Measured runs as rows of a data set: what PyTorch reserved, by the measurement less context and libraries. Runs
     out of memory are left out, because the level they reached is not their need."""
@@ -251,10 +295,16 @@ def measured_rows(cases: Sequence[Case], jobs: dict[str, JobFeatures | str]) -> 
         found.append(
             Row(
                 kind=case.set, group=f"{case.set}-{family}", gpu=case.gpu, torch=job.torch_version, source=case.set,
-                draw="", features=replace(job, name=case.key), reserved_bytes=reserved_bytes(case, job),
+                draw="", features=replace(job, name=case.key),
+                reserved_bytes=reserved_bytes(case, job) if case.has_memory else 0,
+                times={gpus.find(case.gpu).name: _timing(case)} if case.measured else {},
             )
         )  # fmt: skip
     return found
+
+
+def _timing(case: Case) -> Timing:
+    return Timing(**{name: value for name, value in case.measured.items() if name in TIMED})
 
 
 def reserved_bytes(case: Case, job: JobFeatures) -> int:

@@ -202,12 +202,18 @@ def instant_row(figures: Figures, classes: ClassFigures) -> tuple[str, ...]:
     )
 
 
-def print_instant(figures: Sequence[Figures], classes: Sequence[ClassFigures], console: Console) -> None:
-    """Sets in turn, each with all of its estimators."""
+def print_instant(
+    figures: Sequence[Figures], classes: Sequence[ClassFigures], timed: Sequence[Figures], console: Console
+) -> None:
+    """Sets in turn, each with all of its estimators; then their times and utilization."""
     by_key = {(each.set, each.tool): each for each in classes}
     rows = [instant_row(each, by_key[each.set, each.tool]) for each in figures]
     order = list(dict.fromkeys(row[0] for row in rows))
-    _print_table(INSTANT_HEADINGS, sorted(rows, key=lambda row: order.index(row[0])), console, bold="guess")
+    if rows:
+        _print_table(INSTANT_HEADINGS, sorted(rows, key=lambda row: order.index(row[0])), console, bold="guess")
+    if timed:
+        console.print()
+        _print_table(TIME_HEADINGS, [time_row(each) for each in timed], console, bold="guess")
 
 
 def print_causes(causes: Sequence[CauseFigures], console: Console) -> None:

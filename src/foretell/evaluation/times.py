@@ -119,20 +119,25 @@ def figures(cases: Iterable[Case], answers: dict[str, Answer]) -> list[Figures]:
     for name, metric in dict.fromkeys((case.set, metric) for case, _ in known for metric in case.measured):
         own = [(case, answer) for case, answer in known if case.set == name and metric in case.measured]
         measured = [case.measured[metric] for case, _ in own]
-        found.append(_figures(name, OURS, metric, measured, [answer.details["metrics"][metric] for _, answer in own]))
+        ours = [answer.details["metrics"][metric] for _, answer in own]
+        found.append(metric_figures(name, OURS, metric, measured, ours))
         learned = _learned(own, metric, measured)
         if learned is not None:
-            found.append(_figures(name, regressor.NAME, metric, measured, [[each] for each in learned]))
+            found.append(metric_figures(name, regressor.NAME, metric, measured, [[each] for each in learned]))
         if metric != STEP_MS:
-            typical = statistics.median(measured)
-            found.append(_figures(name, "always the median", metric, measured, [[typical]] * len(measured)))
+            found.append(always_the_median(name, metric, measured))
             continue
         simple = {tool: [answer.details["simple"][tool] for _, answer in own] for tool in (_PEAK, _ROOFLINE)}
         ratio = statistics.median(took / each for took, each in zip(measured, simple[_ROOFLINE], strict=True))
         simple[_SCALED] = [ratio * each for each in simple[_ROOFLINE]]
         for tool, values in simple.items():
-            found.append(_figures(name, tool, metric, measured, [[each] for each in values]))
+            found.append(metric_figures(name, tool, metric, measured, [[each] for each in values]))
     return found
+
+
+def always_the_median(set_name: str, metric: str, measured: Sequence[float]) -> Figures:
+    typical = [statistics.median(measured)]
+    return metric_figures(set_name, "always the median", metric, measured, [typical] * len(measured))
 
 
 def _learned(own: Sequence[tuple[Case, Answer]], metric: str, measured: Sequence[float]) -> list[float] | None:
@@ -142,7 +147,10 @@ def _learned(own: Sequence[tuple[Case, Answer]], metric: str, measured: Sequence
     return regressor.held_out(work, families, measured, is_time=metric == STEP_MS)
 
 
-def _figures(set_name: str, tool: str, metric: str, measured: Sequence[float], given: Sequence[_Triple]) -> Figures:
+def metric_figures(
+    set_name: str, tool: str, metric: str, measured: Sequence[float], given: Sequence[_Triple]
+) -> Figures:
+    """Of estimates, or of an estimate, its low and its high end, for each measured run."""
     error: Callable[[float, float], float] = (
         (lambda value, truth: (value - truth) / truth) if metric == STEP_MS else (lambda value, truth: value - truth)
     )

@@ -14,7 +14,6 @@ from foretell.formulas import Estimator
 from foretell.learn.classes import Example, folds
 from foretell.learn.dataset import Row
 from foretell.learn.draws import head_of
-from foretell.learn.estimator import Learned
 from foretell.learn.methods import Method
 from foretell.learn.train import Labelled
 from foretell.records import Gpu
@@ -132,10 +131,8 @@ def own_held_out(
         def is_other(row: Row, names: set[str] = names, keys: set[str] = keys) -> bool:
             return row.features.name not in keys and not is_relative(row.group, names)
 
-        rows = [row for row in labels if is_other(row)]
-        trained = train.train([row.labelled for row in rows])
-        card = train.card_of(trained, rows, [row.labelled for row in measured if is_other(row)])
-        estimators |= dict.fromkeys(keys, Learned(trained.models, card))
+        learned = train.learn([row for row in labels if is_other(row)], [row for row in measured if is_other(row)])
+        estimators |= dict.fromkeys(keys, learned)
         on_fold()
     return HeldOut("guess", estimators)
 

@@ -102,15 +102,19 @@ def terms(features: JobFeatures, gpu: Gpu, depth: Depth | None = None) -> list[f
 
 
 def played(features: JobFeatures, gpu: Gpu, used: list[int]) -> float:
-    """Reserved by a step that was played. Workspaces of another card than the one described count in proportion."""
+    """Reserved by a step that was played. Workspaces of another card than the one described count in proportion, by the
+    proportion at the batch that was played: it may fall when the batch grows."""
     without = float(features.played_bytes or 0)
     if not any(used) or features.played_workspace_bytes is None or features.compute_capability is None:
         return without + max(used, default=0)
     more = features.played_workspace_bytes - without
     if features.compute_capability == gpu.compute_capability:
         return without + more
-    described = max(workspaces(features, replace(gpu, compute_capability=features.compute_capability)), default=0)
-    return without + (more * max(used) / described if described else max(used))
+    card, batch_size = replace(gpu, compute_capability=features.compute_capability), features.played_batch_size
+    if batch_size is not None and batch_size != features.batch_size:
+        features = features.with_batch(batch_size)
+    described = max(workspaces(features, card), default=0)
+    return without + (more * max(workspaces(features, gpu)) / described if described else max(used))
 
 
 def formula_bytes(features: JobFeatures, gpu: Gpu) -> int:

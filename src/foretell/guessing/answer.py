@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from foretell.errors import UsageError
-from foretell.features import Family, Guess, JobFeatures, Source
+from foretell.features import Family, Guess, JobFeatures, Source, Speed
 from foretell.formulas.device import of_libraries
 from foretell.learn import estimator
 from foretell.learn.estimator import Learned
@@ -40,12 +40,14 @@ class GuessedJob:
     device_low_bytes: int
     device_high_bytes: int
     bound_bytes: int
-    """Device memory that is too low for at most 2 % of runs."""
+    """Device memory whose class is too low for at most 2 % of runs; of bytes, 2.5 % need more than `device_high_bytes`."""
     class_low_bytes: int
     class_high_bytes: int
     """The class of memory the estimate falls into, as in the papers: 1 GiB wide for MLPs, 8 GiB for other nets."""
     decision: Decision
     """`unclear`: the limit lies within the interval, and a full run decides."""
+    speed: Speed | None = None
+    """Step time and utilization; None: what a forward pass computes is not known."""
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -55,6 +57,7 @@ class GuessedJob:
 
     def to_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values["speed"] = None if self.speed is None else asdict(self.speed)
         return {"schema": SCHEMA, **values, "is_clear": self.is_clear}
 
     def to_json(self) -> str:
@@ -122,6 +125,7 @@ def _answered(job: JobFeatures, guess: Guess | None, gpu: Gpu, beside: _Beside) 
         class_low_bytes=first,
         class_high_bytes=first + width,
         decision=decision,
+        speed=guess.speed,
         unknown=job.unknown,
         notes=guess.notes,
     )

@@ -24,6 +24,7 @@ from ..rules.optimizers import num_states, num_temporaries
 from ..rules.reductions import column_sums_bytes
 from ..versions import NEWEST_TORCH, Version, parse_version
 from . import played
+from .work import Sums
 
 _BLOCK = 512
 _LARGER = 4
@@ -58,6 +59,7 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
         self._operators: list[tuple[int, int, int, int]] = []
         """For each: saved before it, bytes of its inputs, of its outputs, and of parameters used before it."""
         self._convolutions: list[dict[str, Any]] = []
+        self._work = Sums()
         self._tape = played.Tape()
         self._numbers: dict[int, int] = {}
         """Of storages, on the tape; an address may stand for another one later."""
@@ -102,6 +104,8 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
                 self._has_hooks = False
                 self._hooks.__exit__()
             self.__exit__(None, None, None)
+        # A package that was imported meanwhile may hold a wrapped function, and with it this object, for good.
+        self._roots.clear()
 
     # --- while the model runs -----------------------------------------------------------------------------------------
 
@@ -156,7 +160,15 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
         ]
         known.update(before, new)
         name = func._schema.name
-        if not new and not func._schema.is_mutable:
+        is_view = not new and not func._schema.is_mutable
+        weight_bytes = sum(
+            each.numel() * each.element_size()
+            for each, storage in zip(inputs, storages, strict=True)
+            if storage in constant
+        )
+        made = list(new.values()) or list(_tensors(output))[:1]
+        self._work.add(name.removeprefix("aten::"), inputs, made, weight_bytes, is_view=is_view)
+        if is_view:
             if name in _CUTS:
                 whole = inputs[0].numel()
                 self._cut.update(self._place(each, storages[0]) for each in _tensors(output) if each.numel() < whole)
@@ -269,7 +281,7 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
             records.clear()
         self._used.clear()
         self._created.clear()
-        self._tape = played.Tape()
+        self._work, self._tape = Sums(), played.Tape()
         self._numbers.clear()
         self._pending.clear()
         self._cut.clear()
@@ -323,6 +335,7 @@ class FirstForward(TorchDispatchMode):  # type: ignore[misc]
             "num_tensors": len(trained),
             "largest_parameter_bytes": max((_bytes(each) for each in parameters), default=0),
             "element_bytes": self._product_bytes,
+            "work": self._work.plain(),
             "earlier_bytes": self._earlier_bytes,
             "torch_version": str(torch.__version__),
             **zero_grad,

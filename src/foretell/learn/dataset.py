@@ -9,7 +9,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,41 @@ from foretell.learn.train import Labelled
 from foretell.plain import from_plain, parse_json, to_plain
 from foretell.units import format_bytes
 
-SCHEMA = "foretell.dataset/1"
-COLUMNS = ("schema", "kind", "group", "gpu", "torch", "source", "draw", "features", "reserved_bytes")
+SCHEMA = "foretell.dataset/2"
+_WITHOUT_TIMES = "foretell.dataset/1"
+COLUMNS = ("schema", "kind", "group", "gpu", "torch", "source", "draw", "features", "reserved_bytes", "times")
 SAMPLE = Path(__file__).parent / "models" / "sample.csv.gz"
 """A hundred rows, to look at and to test with."""
 _MOST_BYTES = 1 << 32
 """Of a file, packed and unpacked: about a million rows. Larger data sets are folders of several files."""
 _INDEPENDENT = ("mlp", "cnn", "encoder")
 """Kinds whose jobs are drawn one by one; those of the others share architectures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Of a step on one card. None: not known, as of measured runs."""
+
+    step_ms: float | None = None
+    step_low_ms: float | None = None
+    step_high_ms: float | None = None
+    """With `step_low_ms`, the interval of the time model."""
+    busy_ms: float | None = None
+    """Something runs on the GPU."""
+    host_ms: float | None = None
+    """The CPU's own time to issue the step."""
+    gract: float | None = None
+    gract_low: float | None = None
+    gract_high: float | None = None
+    smact: float | None = None
+    smact_low: float | None = None
+    smact_high: float | None = None
+
+    def __post_init__(self) -> None:
+        times = (self.step_ms, self.step_low_ms, self.step_high_ms, self.busy_ms, self.host_ms)
+        assert all(each is None or each >= 0 for each in times), "a negative time"
+        shares = (self.gract, self.gract_low, self.gract_high, self.smact, self.smact_low, self.smact_high)
+        assert all(each is None or 0 <= each <= 1 for each in shares), "a share outside of 0 to 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +71,9 @@ class Row:
     """The job as JSON; empty for a measured run."""
     features: JobFeatures
     reserved_bytes: int
+    """0: only its time was measured."""
+    times: dict[str, Timing] = field(default_factory=dict)
+    """Step time and utilization by card; these do not depend on `gpu`."""
 
     @property
     def labelled(self) -> Labelled:
@@ -53,12 +83,14 @@ class Row:
         )  # fmt: skip
 
 
-def row_of(draw: Draw, answer: dict[str, Any], *, gpu: str) -> Row:
+def row_of(draw: Draw, answer: dict[str, Any], *, gpu: str, times: dict[str, Any] | None = None) -> Row:
+    """`times`: those of the draw, by card, as plain values."""
     group = draw.key if draw.kind in _INDEPENDENT else draw.group
     features = features_from({"source": "model", "name": draw.kind, **answer["features"]})
     return Row(
         kind=draw.kind, group=group, gpu=gpu, torch=features.torch_version, source="virtual",
         draw=json.dumps(to_plain(draw)), features=features, reserved_bytes=int(answer["reserved_bytes"]),
+        times=_times_from(times or {}),
     )  # fmt: skip
 
 
@@ -68,7 +100,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
         {
             "schema": SCHEMA, "kind": row.kind, "group": row.group, "gpu": row.gpu, "torch": row.torch,
             "source": row.source, "draw": row.draw, "features": json.dumps(plain_features(row.features)),
-            "reserved_bytes": row.reserved_bytes,
+            "reserved_bytes": row.reserved_bytes, "times": _plain_times(row.times),
         }
         for row in rows
     ]  # fmt: skip
@@ -113,16 +145,29 @@ def _plain_rows(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def _row(plain: dict[str, Any]) -> Row:
-    if plain.get("schema") != SCHEMA:
+    if plain.get("schema") not in (SCHEMA, _WITHOUT_TIMES):
         raise ValueError(f"its schema is {plain.get('schema')!r}")
-    wrong = [name for name in COLUMNS[:-1] if not isinstance(plain.get(name), str)]
+    texts = (name for name in COLUMNS if name not in ("reserved_bytes", "times"))
+    wrong = [name for name in texts if not isinstance(plain.get(name), str)]
     if wrong or not isinstance(plain.get("reserved_bytes"), (int, str)):
         raise ValueError(f"a row without {', '.join(wrong) or 'reserved_bytes'}")
     return Row(
         kind=plain["kind"], group=plain["group"], gpu=plain["gpu"], torch=plain["torch"], source=plain["source"],
         draw=plain["draw"], features=features_from(parse_json(plain["features"])),
-        reserved_bytes=int(plain["reserved_bytes"]),
+        reserved_bytes=int(plain["reserved_bytes"]), times=_times_from(parse_json(plain.get("times") or "{}")),
     )  # fmt: skip
+
+
+def _plain_times(times: dict[str, Timing]) -> str:
+    known = {card: {name: each for name, each in to_plain(one).items() if each is not None}
+             for card, one in times.items()}  # fmt: skip
+    return json.dumps(known) if known else ""
+
+
+def _times_from(plain: Any) -> dict[str, Timing]:
+    if not isinstance(plain, dict):
+        raise ValueError(f"times: {plain!r:.60} is not an object")
+    return {gpus.find(card).name: from_plain(Timing, each) for card, each in plain.items()}
 
 
 def merge(parts: Sequence[Sequence[Row]]) -> tuple[list[Row], int]:
@@ -145,8 +190,12 @@ def describe(rows: Sequence[Row]) -> Iterator[str]:
         ("bytes per element", Counter(str(row.features.element_bytes) for row in rows)),
     ):
         yield f"{title}: {', '.join(f'{name} {count}' for name, count in values.most_common(12))}"
-    for kind in sorted({row.kind for row in rows}):
-        sizes = sorted(row.reserved_bytes for row in rows if row.kind == kind)
+    timed = Counter(card for row in rows for card in row.times)
+    if timed:
+        cards = ", ".join(f"{name} {count}" for name, count in timed.most_common(12))
+        yield f"step times: {sum(bool(row.times) for row in rows)} jobs; {cards}"
+    for kind in sorted({row.kind for row in rows if row.reserved_bytes}):
+        sizes = sorted(row.reserved_bytes for row in rows if row.kind == kind and row.reserved_bytes)
         parts = [format_bytes(sizes[min(len(sizes) - 1, len(sizes) * i // 4)]) for i in range(5)]
         yield f"reserved, {kind}: {', '.join(parts)} (least, quartiles, most)"
         yield f"  {_histogram(sizes)}"

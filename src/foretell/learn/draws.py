@@ -27,6 +27,8 @@ _SOURCES = ("tf", "legacy", "wide", "ese", "eca", "dm", "nf", "gluon")
 """Words before the name of an architecture."""
 _PLAIN_SHARE = 0.6
 """Of the jobs, with Adam in float32: what most people, and all of the measured runs, train with."""
+_OF_IMAGES = ("cnn", "torchvision", "timm")
+_CHANNELS_LAST_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Draw:
     keeps_gradients: bool = False
     lengths: tuple[int, ...] = ()
     """Of the texts of each step; empty: as long as the options say."""
+    is_channels_last: bool = False
+    """Images and the weights of convolutions."""
 
     @property
     def key(self) -> str:
@@ -81,11 +85,14 @@ def _with(
     optimizer, precision = generator.choice(optimizers), generator.choice(PRECISIONS)
     has_summary = not has_rehearsal and generator.random() < 0.5
     zero_grad, keeps_gradients = generator.choice(_ZERO_GRADS), generator.random() < 0.1
+    is_channels_last = kind in _OF_IMAGES and generator.random() < _CHANNELS_LAST_SHARE
     if is_plain:
+        is_channels_last = False
         optimizer, precision, zero_grad, keeps_gradients = "Adam", "float32", "before_forward", False
     return Draw(
         kind=kind, options=options, batch_size=batch_size, has_summary=has_summary, has_rehearsal=has_rehearsal,
         optimizer=optimizer, precision=precision, zero_grad=zero_grad, keeps_gradients=keeps_gradients,
+        is_channels_last=is_channels_last,
     )  # fmt: skip
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import TraceError
-from foretell.features import Guess, JobFeatures
+from foretell.features import Guess, JobFeatures, Speed
 from foretell.formulas.own import TERMS, Depth, Point, point_of
 from foretell.formulas.workspaces import version_of
-from foretell.learn import trees
+from foretell.learn import speed, trees
 from foretell.learn.vectors import names, vector
 from foretell.plain import from_plain
 from foretell.records import Gpu
@@ -24,6 +24,9 @@ _LARGEST_CORRECTION = 1.2
 """As a logarithm: a factor of 3.3 either way. More would be a job that is nothing like those of the data set."""
 _LARGEST_SPREAD = 5.0
 """As a logarithm: more is damage."""
+OFFSET_BYTES = 512 << 20
+"""Intervals are relative to the estimate and this: what is off by some blocks of the allocator does not shrink with a
+small job, and what else is on the card is as large."""
 _LARGE_WORKSPACE = 0.07
 """Of the estimate."""
 STRATA = (
@@ -37,7 +40,10 @@ class Learned:
     """Trees give log(truth / formula), so it extrapolates as the formula does."""
 
     models: dict[str, trees.Trees]
+    """By depth."""
     card: dict[str, Any]
+    fast: speed.Fast | None = None
+    """For step time and utilization; None: the data set had none."""
     name: str = "guess"
 
     def guess(self, features: JobFeatures, gpu: Gpu) -> Guess | None:
@@ -47,27 +53,32 @@ class Learned:
         """None: neither the layers nor the parameters are known."""
         points = [point_of(job, gpu) if job.layers and job.parameter_bytes is not None else None for job, gpu in jobs]
         found: list[Guess | None] = [None] * len(jobs)
+        speeds = [None] * len(jobs) if self.fast is None else self.fast.guess_all(jobs)
         for depth, model in self.models.items():
             chosen = [(i, point) for i, point in enumerate(points) if point is not None and point.depth == depth]
             if not chosen:
                 continue
             corrections = model.predict([vector(*jobs[i], point) for i, point in chosen])
             for (i, point), correction in zip(chosen, corrections.tolist(), strict=True):
-                found[i] = self._guess(jobs[i][0], point, correction)
+                found[i] = self._guess(jobs[i][0], point, correction, speeds[i])
         return found
 
-    def _guess(self, features: JobFeatures, point: Point, correction: float) -> Guess:
+    def _guess(self, features: JobFeatures, point: Point, correction: float, speed: Speed | None) -> Guess:
         bounded = max(-_LARGEST_CORRECTION, min(_LARGEST_CORRECTION, correction))
         factor = self.card.get("factors", {}).get(point.group, 1.0)
         reserved = max(int(point.formula_bytes * exp(bounded) * factor), point.least_bytes)
         spread = self.card["spreads"][point.depth][stratum(features, point)]
+        low, high, bound = (
+            int((reserved + OFFSET_BYTES) * exp(spread[name])) - OFFSET_BYTES for name in ("low", "high", "bound")
+        )
         return Guess(
             estimator=self.name,
             reserved_bytes=reserved,
-            low_bytes=min(reserved, max(int(reserved * exp(spread["low"])), point.least_bytes)),
-            high_bytes=max(reserved, int(reserved * exp(spread["high"]))),
-            bound_bytes=max(reserved, int(reserved * exp(spread["bound"]))),
+            low_bytes=min(reserved, max(low, point.least_bytes)),
+            high_bytes=max(reserved, high),
+            bound_bytes=max(reserved, bound),
             notes=_notes(point.depth, features, bounded != correction),
+            speed=speed,
         )
 
 
@@ -105,20 +116,31 @@ def _notes(depth: Depth, features: JobFeatures, is_bounded: bool) -> tuple[str, 
 def read(path: Path) -> Learned:
     """A model of `foretell train`; `path` with or without its suffix."""
     path = path.with_suffix("")
-    models, card = trees.load(path)
-    for depth in models:
-        if list(card.get("features", {}).get(depth, ())) != list(names(depth)):  # type: ignore[arg-type]
+    arrays, card = trees.load(path)
+    for name in arrays:
+        expected = speed.NAMES if name in speed.TARGETS else names(name)  # type: ignore[arg-type]
+        if list(card.get("features", {}).get(name, ())) != list(expected):
             raise TraceError(
                 f"cannot use the model {path}: it was trained on other features than this foretell computes. Train it "
                 "again with `foretell train`."
             )
     try:
         numbers = from_plain(_Numbers, {name: card[name] for name in ("spreads", "factors") if name in card})
+        models = {depth: each for depth, each in arrays.items() if depth not in speed.TARGETS}
         if missing := [depth for depth in models if not set(STRATA) <= numbers.spreads.get(depth, {}).keys()]:
             raise ValueError(f"no spreads of {', '.join(missing)}")
+        fast = _fast({name: each for name, each in arrays.items() if name in speed.TARGETS}, card.get("speed"))
     except ValueError as error:
         raise TraceError(f"cannot use the model {path}: its card is damaged: {error}.") from None
-    return Learned(models, card)
+    return Learned(models, card, fast)
+
+
+def _fast(models: dict[str, trees.Trees], given: Any) -> speed.Fast | None:
+    if not models and given is None:
+        return None
+    if missing := set(speed.TARGETS) - models.keys():
+        raise ValueError(f"no trees for {', '.join(sorted(missing))}")
+    return speed.Fast(models, from_plain(speed.Numbers, given))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

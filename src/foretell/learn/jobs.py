@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -40,11 +41,19 @@ def build(draw: Draw) -> Built:
     return _BUILDERS[draw.kind](draw)
 
 
-def train(draw: Draw) -> None:
-    """On the current card, from the model's construction to its third step."""
+def train(draw: Draw, *, loads: bool = True) -> None:
+    """On the current card, from the model's construction to its third step. Without `loads`, each batch is made once
+    and stays on the card, so that time is that of training alone."""
     built = build(draw)
     dtype = torch.bfloat16 if draw.precision == "bfloat16" else torch.float32
-    model = built.model.to("cuda", dtype).train()
+    layout = torch.channels_last if draw.is_channels_last else torch.preserve_format
+    model = built.model.to("cuda", dtype, memory_format=layout).train()
+
+    def on_card(*sizes: int) -> tuple[Any, Any]:
+        inputs, labels = built.batch(*sizes)
+        return _moved(inputs, dtype, layout), _moved(labels)
+
+    on_card = on_card if loads else functools.cache(on_card)
     if draw.has_summary:  # what tools that print a summary do first
         _outputs(model, _moved(built.batch(2)[0], dtype))
     if draw.has_rehearsal:
@@ -54,10 +63,10 @@ def train(draw: Draw) -> None:
     optimizer = make_optimizer(draw.optimizer, model)
     criterion = nn.CrossEntropyLoss()
     for length in draw.lengths or (None,) * STEPS:
-        inputs, labels = built.batch(draw.batch_size) if length is None else built.batch(draw.batch_size, length)
+        inputs = labels = None
         if draw.zero_grad == "before_forward":
             optimizer.zero_grad(set_to_none=not draw.keeps_gradients)
-        inputs, labels = _moved(inputs, dtype), _moved(labels)
+        inputs, labels = on_card(draw.batch_size) if length is None else on_card(draw.batch_size, length)
         with torch.autocast("cuda", torch.bfloat16, enabled=draw.precision == "amp"):
             outputs = _outputs(model, inputs)
             loss = criterion(outputs, labels) if labels is not None else outputs
@@ -173,14 +182,16 @@ def _outputs(model: nn.Module, inputs: Any) -> torch.Tensor:
     return outputs
 
 
-def _moved(value: Any, dtype: torch.dtype = torch.float32) -> Any:
+def _moved(
+    value: Any, dtype: torch.dtype = torch.float32, layout: torch.memory_format = torch.preserve_format
+) -> Any:
     """On the card; floating-point numbers as the model has them."""
     if isinstance(value, dict):
-        return {name: _moved(each, dtype) for name, each in value.items()}
+        return {name: _moved(each, dtype, layout) for name, each in value.items()}
     if value is None:
         return None
     value = value.cuda()
-    return value.to(dtype) if value.is_floating_point() else value
+    return value.to(dtype, memory_format=layout) if value.is_floating_point() else value
 
 
 # --- kinds of jobs ----------------------------------------------------------------------------------------------------
@@ -263,3 +274,14 @@ _BUILDERS: dict[str, Callable[[Draw], Built]] = {
     "timm": _timm,
     "language_model": _language_model,
 }
+
+
+def main() -> None:
+    """`python -m foretell.learn.jobs DRAW`: a drawn job as a training script that loads nothing."""
+    from foretell.plain import from_plain, parse_json
+
+    train(from_plain(Draw, parse_json(sys.argv[1])), loads=False)
+
+
+if __name__ == "__main__":
+    main()

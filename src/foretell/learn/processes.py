@@ -150,7 +150,7 @@ def state_of_description(*, of_any_script: bool = False) -> str:
     package = Path(__file__).parent.parent
     workloads = [] if of_any_script else sorted((package / "evaluation" / "workloads").glob("*.py"))
     installed = find_torch(sys.executable)
-    digest = digest_of(package / "inside" / "describe.py", package / "inside" / "played.py", *workloads)
+    digest = digest_of(*(package / "inside" / f"{name}.py" for name in ("describe", "played", "work")), *workloads)
     return f"{digest}-{installed.version if installed else ''}"
 
 

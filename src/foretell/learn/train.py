@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +16,22 @@ from foretell.features import JobFeatures
 from foretell.formulas import own
 from foretell.formulas.own import TERMS, Depth
 from foretell.learn import trees
-from foretell.learn.estimator import STRATA, stratum
+from foretell.learn.classes import CLASS_BYTES
+from foretell.learn.estimator import OFFSET_BYTES, STRATA, stratum
 from foretell.learn.fit import fit_coefficients
+from foretell.learn.spreads import MEASURED, MemoryResidual, bound, by_source, interval
 from foretell.learn.vectors import constraints, names, vector
+from foretell.plain import to_plain
 from foretell.records import Gpu
 
 if TYPE_CHECKING:
     from foretell.learn.dataset import Row
+    from foretell.learn.estimator import Learned
 
 FOLDS = 5
 FEWEST_ROWS = 50
 FEWEST_MEASURED = 5
-FEWEST_OF_A_SOURCE = 150
 _FEWEST_OF_A_STRATUM = 30
-MEASURED = "measured: "
 _PARAMETERS = {
     "objective": "fair", "fair_c": 0.003, "monotone_constraints_method": "advanced",
     "learning_rate": 0.1, "num_leaves": 12, "max_depth": 5, "min_data_in_leaf": 20,
@@ -52,20 +55,12 @@ class Labelled:
     """Where the row is from: the kind of a label, the set of a measured run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Residual:
-    stratum: str
-    source: str
-    log: float
-    """Of truth / estimate."""
-
-
 @dataclass(frozen=True, eq=False)
 class Trained:
     models: dict[str, trees.Trees]
     spreads: dict[str, dict[str, dict[str, float]]]
     scores: dict[str, dict[str, dict[str, float]]]
-    residuals: tuple[Residual, ...]
+    residuals: tuple[MemoryResidual, ...]
     """Of the complete descriptions, out of fold."""
 
 
@@ -115,14 +110,14 @@ def train(rows: Sequence[Labelled]) -> Trained:
     models: dict[str, trees.Trees] = {}
     spreads: dict[str, dict[str, dict[str, float]]] = {}
     scores: dict[str, dict[str, dict[str, float]]] = {}
-    kept: tuple[Residual, ...] = ()
+    kept: tuple[MemoryResidual, ...] = ()
     for depth in TERMS:
         chosen = _at(rows, depth)
         points = [own.point_of(row.features, row.gpu) for row in chosen]
         inputs = np.array([vector(row.features, row.gpu, point) for row, point in zip(chosen, points, strict=True)])
         formula = np.array([point.formula_bytes for point in points], dtype=float)
         target = np.log(np.array([row.reserved_bytes for row in chosen]) / formula)
-        folds = np.array([_fold(row.group) for row in chosen])
+        folds = np.array([fold_of(row.group) for row in chosen])
         errors = np.zeros(len(chosen))
         for fold in range(FOLDS):
             is_test = folds == fold
@@ -130,17 +125,33 @@ def train(rows: Sequence[Labelled]) -> Trained:
                 predicted = _boosted(inputs[~is_test], target[~is_test], depth).predict(inputs[is_test])
                 errors[is_test] = target[is_test] - predicted
         models[depth] = _boosted(inputs, target, depth)
+        guesses = np.exp(target - errors) * formula
         found = tuple(
-            Residual(stratum(row.features, point), row.source, float(error))
-            for point, row, error in zip(points, chosen, errors, strict=True)
+            _residual(row, point, float(guess), row.source)
+            for point, row, guess in zip(points, chosen, guesses, strict=True)
         )
         spreads[depth], scores[depth] = _spreads(found), _scores(found)
         kept = found if depth == "complete" else kept
     return Trained(models, spreads, scores, kept)
 
 
-def save(path: Path, trained: Trained, rows: Sequence[Row], measured: Sequence[Labelled]) -> None:
-    trees.save(path, trained.models, card_of(trained, rows, measured))
+def learn(rows: Sequence[Row], measured: Sequence[Row] = ()) -> Learned:
+    """The estimator, with its card. `measured` fits one factor for each family, and the intervals."""
+    from foretell.learn import speed, train_speed
+    from foretell.learn.estimator import Learned
+
+    trained = train([row.labelled for row in rows])
+    card = card_of(trained, rows, [row.labelled for row in measured])
+    times = train_speed.train(train_speed.timed(rows))
+    if times is None:
+        return Learned(trained.models, card)
+    fast = train_speed.with_intervals(times, train_speed.timed(measured))
+    card["features"] |= {name: list(speed.NAMES) for name in speed.TARGETS}
+    return Learned(trained.models, {**card, "speed": to_plain(fast.numbers), "speed_scores": times.scores}, fast)
+
+
+def save(path: Path, model: Learned) -> None:
+    trees.save(path, {**model.models, **(model.fast.models if model.fast else {})}, model.card)
 
 
 def card_of(trained: Trained, rows: Sequence[Row], measured: Sequence[Labelled]) -> dict[str, Any]:
@@ -176,32 +187,33 @@ def adapted(
     np = trees.numpy()
     model = Learned(trained.models, {"spreads": trained.spreads})
     guesses = model.guess_all([(row.features, row.gpu) for row in measured])
-    found: dict[str, list[Residual]] = {}
+    found: dict[str, list[MemoryResidual]] = {}
     for row, guess in zip(measured, guesses, strict=True):
         # One that would not fit ran with less, because the allocator gave back what it could: no need to learn that.
         if guess is not None and row.reserved_bytes > 0 and guess.reserved_bytes <= row.gpu.total_bytes:
             point = own.point_of(row.features, row.gpu)
-            residual = float(np.log(row.reserved_bytes / guess.reserved_bytes))
-            one = Residual(stratum(row.features, point), f"{MEASURED}{row.source}", residual)
+            one = _residual(row, point, guess.reserved_bytes, f"{MEASURED}{row.source}")
             found.setdefault(point.group, []).append(one)
     factors: dict[str, float] = {}
     residuals = list(trained.residuals)
     for group, group_residuals in found.items():
         if len(group_residuals) >= FEWEST_MEASURED:
-            middle = float(np.mean([np.median(values) for values in _by_source(group_residuals).values()]))
+            middles = [np.median([each.value for each in source]) for source in by_source(group_residuals).values()]
+            middle = float(np.mean(middles))
             factors[group] = round(float(np.exp(middle)), 5)
-            residuals += [replace(each, log=each.log - middle) for each in group_residuals]
+            residuals += [replace(each, value=each.value - middle) for each in group_residuals]
     complete = _spreads(residuals) if measured else trained.spreads["complete"]
     return factors, {**trained.spreads, "complete": complete}
 
 
 def _at(rows: Sequence[Labelled], depth: Depth) -> list[Labelled]:
-    """The rows as they are known at that depth."""
+    """The rows as they are known at that depth, without those of which only a time is known."""
+    rows = [row for row in rows if row.reserved_bytes > 0]
     if depth == "complete":
         return [row for row in rows if row.features.is_complete]
     hidden: dict[str, Any] = dict.fromkeys(
         ("saved_bytes", "output_bytes", "forward_peak_bytes", "backward_peak_bytes", "largest_bytes", "second_bytes",
-         "convolutions", "input_bytes", "played_bytes", "played_workspace_bytes", "played_growth_bytes")
+         "convolutions", "input_bytes", "played_bytes", "played_workspace_bytes", "played_growth_bytes", "work")
     )  # fmt: skip
     return [replace(row, features=replace(row.features, **hidden)) for row in rows]
 
@@ -213,13 +225,13 @@ def _boosted(inputs: Any, target: Any, depth: Depth) -> trees.Trees:
     return trees.from_lightgbm(library.train(parameters, data, num_boost_round=_ROUNDS))
 
 
-def _fold(group: str) -> int:
+def fold_of(group: str) -> int:
     from zlib import crc32
 
     return crc32(group.encode()) % FOLDS
 
 
-def _of(residuals: Sequence[Residual], stratum: str) -> Sequence[Residual]:
+def _of(residuals: Sequence[MemoryResidual], stratum: str) -> Sequence[MemoryResidual]:
     """Those of the stratum; if they are few, of the one it is part of: `cnn` are also those of `cnn-planned-large`."""
     chosen = [each for each in residuals if each.stratum == stratum]
     if stratum == "cnn" or len(chosen) < _FEWEST_OF_A_STRATUM:
@@ -228,22 +240,11 @@ def _of(residuals: Sequence[Residual], stratum: str) -> Sequence[Residual]:
     return chosen or residuals
 
 
-def _by_source(residuals: Sequence[Residual]) -> dict[str, list[float]]:
-    """Sources with few rows are taken together, labels and measured runs apart."""
-    counts = Counter(each.source for each in residuals)
-    found: dict[str, list[float]] = {}
-    for each in residuals:
-        is_small = counts[each.source] < FEWEST_OF_A_SOURCE
-        others = MEASURED if each.source.startswith(MEASURED) else "others"
-        found.setdefault(others if is_small else each.source, []).append(each.log)
-    return found
-
-
-def _scores(residuals: Sequence[Residual]) -> dict[str, dict[str, float]]:
+def _scores(residuals: Sequence[MemoryResidual]) -> dict[str, dict[str, float]]:
     np = trees.numpy()
     scores: dict[str, dict[str, float]] = {}
     for name in STRATA:
-        errors = np.abs(np.expm1([-each.log for each in _of(residuals, name)]))
+        errors = np.abs(np.expm1([-each.value for each in _of(residuals, name)]))
         scores[name] = {
             "rows": len(errors),
             "median": round(float(np.median(errors)), 5),
@@ -252,24 +253,18 @@ def _scores(residuals: Sequence[Residual]) -> dict[str, dict[str, float]]:
     return scores
 
 
-def _spreads(residuals: Sequence[Residual]) -> dict[str, dict[str, float]]:
-    """Conformal quantiles of log(truth / estimate) for each stratum: the widest of those of its sources, so that the
-    interval holds in every one of them."""
-    np = trees.numpy()
+def _spreads(residuals: Sequence[MemoryResidual]) -> dict[str, dict[str, float]]:
     spreads: dict[str, dict[str, float]] = {}
     for name in STRATA:
-        sources = _by_source(_of(residuals, name)).values()
-        spreads[name] = {
-            "low": round(min(_conformal(values, 0.025, np) for values in sources), 5),
-            "high": round(max(_conformal(values, 0.975, np) for values in sources), 5),
-            "bound": round(max(0.0, *(_conformal(values, 0.98, np) for values in sources)), 5),
-        }
+        low, high = interval(chosen := _of(residuals, name))
+        spreads[name] = {"low": round(low, 5), "high": round(high, 5), "bound": round(bound(chosen), 5)}
     return spreads
 
 
-def _conformal(residuals: Any, part: float, np: Any) -> float:
-    """The quantile with the correction for a finite sample: outwards by one rank."""
-    ordered = np.sort(residuals)
-    rank = (len(ordered) + 1) * part
-    index = int(np.ceil(rank)) - 1 if part > 0.5 else int(np.floor(rank)) - 1
-    return float(ordered[min(max(index, 0), len(ordered) - 1)])
+def _residual(row: Labelled, point: own.Point, guess_bytes: float, source: str) -> MemoryResidual:
+    base = guess_bytes + OFFSET_BYTES
+    return MemoryResidual(
+        stratum=stratum(row.features, point), source=source, group=row.group,
+        value=log((row.reserved_bytes + OFFSET_BYTES) / base), base_bytes=base,
+        class_bytes=CLASS_BYTES[row.features.family],
+    )  # fmt: skip
