@@ -15,7 +15,7 @@ LIBRARIES := $(VIRTUAL)/libcuda.so.1 $(VIRTUAL)/libnvidia-ml.so.1
 NATIVE_SOURCES := $(wildcard $(VIRTUAL)/native/* $(VIRTUAL)/native/*/*)
 CODE := src tests examples benchmarks scripts/environment scripts/browser scripts/columns setup.py
 
-.PHONY: help demo environment native browser ray ci-tools train-tools emit-check page test check lint types format test-matrix test-zoo ranks bench coverage real-scripts accuracy accuracy-cpu calibration bounds time-calibration time-accuracy sharing-calibration gpumemnet engines test-cpu native-test wheel clean
+.PHONY: help demo environment native browser ray ci-tools train-tools emit-check page test check lint types format test-matrix test-zoo ranks bench coverage real-scripts accuracy accuracy-cpu calibration bounds time-calibration time-accuracy sharing-calibration gpumemnet instant engines test-cpu native-test wheel clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -138,6 +138,11 @@ sharing-calibration: environment native ## fit the slowdown of jobs that share a
 
 gpumemnet: environment native train-tools ## cross-validate GPUMemNet's networks on measured runs (GROUND_TRUTH), beside what its authors published: docs/learned.md
 	$(PYTHON) -m benchmarks.gpumemnet --ground-truth $(GROUND_TRUTH) --markdown docs/learned.md $(ARGS)
+
+instant: ## judge instant estimates on measured runs (GROUND_TRUTH), with LABELS also those of labels alone: docs/learned.md
+	$(MAKE) environment native train-tools STACK=$(OLDEST)
+	build/$(OLDEST)/bin/python -m benchmarks.instant --ground-truth $(GROUND_TRUTH) $(if $(LABELS),--labels $(LABELS)) \
+	  --markdown docs/learned.md $(ARGS)
 
 engines: environment native ## compare the CPU engine with the virtual GPU on the zoo and the examples: docs/engines.md
 	$(PYTHON) -m benchmarks.engines --markdown docs/engines.md $(ARGS)
