@@ -18,7 +18,7 @@ from foretell.evaluation.records import Answer, Case, OtherEstimate
 from foretell.records import Evidence
 from foretell.rules import interval
 from foretell.rules.interval import KINDS, Remainder, Remainders, Spread
-from foretell.runs import Warm
+from foretell.runs import Warm, state_of_code
 from foretell.units import GIB, MIB
 
 GROUND_TRUTH = Path(__file__).resolve().parents[2] / "shared" / "ground_truth"
@@ -89,6 +89,18 @@ def test_timm_runs_that_failed_are_left_out(tmp_path: Path) -> None:
     assert [case.key for case in found] == ["timm_a100/2", "timm_a100/3", "timm_a100/6"]
 
 
+TRANSFORMER_COLUMNS = (
+    "step,launcher_index,num_classes,embedding_size,num_layers,num_heads,ff_hidden_size,dropout_rate,seq_length,"
+    "vocab_size,num_samples,batch_size,max_gpu_memory_mib,status"
+)
+
+
+def test_runs_that_shared_their_card_are_left_out(tmp_path: Path) -> None:
+    rows = [f"{start},10,64,2,2,64,0.1,8,100,64,8,1700,SUCCESSFUL" for start in ("1,768", "1,769", "1,949", "2,800")]
+    found = cases.read(write(tmp_path, "transformer_a100", TRANSFORMER_COLUMNS, *rows))
+    assert [case.key for case in found] == ["transformer_a100/2", "transformer_a100/5"]
+
+
 JOB_COLUMNS = "source,job,gpu,quantity,measured_mib,campaign_stack,how"
 
 
@@ -128,6 +140,12 @@ def test_a_published_job_without_a_script_has_no_estimate_and_the_others_have_th
     (case,) = cases.read(tmp_path)
     found = runner.answer((case, "auto"), warm)
     assert found.problem == "no script repeats this job: a job of another kind"
+
+
+def test_answers_are_kept_when_only_what_judges_them_changes() -> None:
+    assert all(path.is_file() for path in runner.JUDGING)
+    assert interval.CONSTANTS in runner.JUDGING
+    assert state_of_code(without=runner.JUDGING) != state_of_code()
 
 
 def test_two_quantities_of_one_job_have_answers_of_their_own() -> None:

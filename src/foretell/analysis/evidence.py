@@ -9,7 +9,7 @@ from foretell.analysis.steps import most_waiting_bytes
 from foretell.analysis.workspaces import workspace_spreads
 from foretell.protocol.native_log import WORKSPACE_SOURCES
 from foretell.records import Batches, ConvolutionKind, Evidence, StepPeak
-from foretell.rules.interval import MEASURED_CONTEXTS
+from foretell.rules.libraries import MEASURED_CONTEXTS
 from foretell.trace import DeviceMemory, Trace
 
 _RULE = WORKSPACE_SOURCES.index("rule")

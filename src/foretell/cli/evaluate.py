@@ -227,15 +227,14 @@ def _choose(cases: list[Case], options: argparse.Namespace) -> list[Case]:
 def _answers(cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Answer]:
     """One answer per case; identical runs are run once."""
     from foretell.evaluation.records import Answer
-    from foretell.evaluation.runner import answer, key_of, modules_of
+    from foretell.evaluation.runner import JUDGING, answer, key_of, modules_of
     from foretell.plain import from_plain, to_plain
-    from foretell.rules.interval import CONSTANTS
     from foretell.runs import Pool, Store, find_torch, state_of_code
     from foretell.runs.command import refuse_torch
 
     installed = find_torch(sys.executable)
     refuse_torch(installed, sys.executable, engine=options.engine)
-    state = f"{state_of_code(without=[CONSTANTS])}-{installed.version if installed else ''}"
+    state = f"{state_of_code(without=JUDGING)}-{installed.version if installed else ''}"
     store = Store(options.answers or _cache() / f"{options.engine}.jsonl", state=state)
     keys = {case.key: key_of(case, options.engine) for case in cases}
     first_of = {keys[case.key]: case for case in reversed(cases)}

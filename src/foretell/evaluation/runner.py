@@ -9,13 +9,20 @@ from typing import Any
 
 from foretell import api, gpus, time
 from foretell.errors import ForetellError
-from foretell.evaluation import times
+from foretell.evaluation import intervals, metrics, statistics, tables, times
 from foretell.evaluation.records import NO_SCRIPT, Answer, Case
 from foretell.jobs import CaptureOptions, Job
 from foretell.records import Engine, Estimate, Evidence, Gpu
+from foretell.rules import interval
 from foretell.runs import OUTPUT, Warm
 
-WORKLOADS = Path(__file__).parent / "workloads"
+_HERE = Path(__file__).parent
+WORKLOADS = _HERE / "workloads"
+JUDGING = (
+    interval.CONSTANTS,
+    *map(Path, (interval.__file__, intervals.__file__, metrics.__file__, statistics.__file__, tables.__file__)),
+)
+"""Code and constants that judge answers: no answer depends on them, so a change of them keeps the stored ones."""
 TIMEOUT_SECONDS = 300.0
 _TRANSFORMERS = ("gpt2", "gpt_neo", "opt", "qwen2", "llama", "qwen3")
 _MODULES = {

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..records import Cause, Gpu, LibraryBytes, PeakMemory
-from .interval import MEASURED_CONTEXTS, context_shares
-from .libraries import guessed_context_bytes, is_eager, library_bytes
+from .interval import context_shares
+from .libraries import MEASURED_CONTEXTS, guessed_context_bytes, is_eager, library_bytes
 
 __all__ = [
     "context_interval",

@@ -88,9 +88,6 @@ def _remainder(table: dict[str, Any]) -> Remainder:
     return Remainder(**spreads, runs=table["runs"], groups=table["groups"], torch=table["torch"])
 
 
-MEASURED_CONTEXTS = ((8, 0), (8, 6), (8, 9))
-"""Where empty processes were measured, with different drivers (rules/libraries.py): A100 13 % above the guess, RTX 3090
-and RTX 6000 Ada 5 and 6 %; with eager loading, A100 4 %."""
 _LIBRARIES_BYTES = 56 * MIB
 """What libraries load differs between versions: on an A100, 41 MiB and 94 MiB were measured for much the same calls."""
 
