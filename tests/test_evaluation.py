@@ -48,7 +48,7 @@ def a_case(number: int = 1, **given: object) -> Case:
 
 def an_answer(case: Case, num_bytes: int, *, is_oom: bool = False, **evidence: object) -> Answer:
     plain: dict[str, object] = {
-        "kind": "unruled", "reserved_bytes": num_bytes, "workspace_spread_bytes": 0, "context_bytes": 0,
+        "kind": "unruled", "reserved_bytes": num_bytes, "context_bytes": 0,
         "is_context_given": True, "library_bytes": 0,
     }  # fmt: skip
     return Answer(
@@ -140,6 +140,13 @@ def test_a_published_job_without_a_script_has_no_estimate_and_the_others_have_th
     (case,) = cases.read(tmp_path)
     found = runner.answer((case, "auto"), warm)
     assert found.problem == "no script repeats this job: a job of another kind"
+
+
+def test_an_answer_counts_in_every_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = a_case()
+    key = runner.key_of(case, "virtual")
+    monkeypatch.setattr(runner, "WORKLOADS", Path("/elsewhere"))
+    assert runner.key_of(case, "virtual") == key
 
 
 def test_answers_are_kept_when_only_what_judges_them_changes() -> None:
@@ -468,7 +475,10 @@ def test_a_fit_covers_the_wanted_part_of_the_runs_it_has_seen() -> None:
     assert (found.runs, found.groups) == (100, 1)
     evidence = answers[runs[0].key].evidence
     assert evidence is not None
-    below, above, request = (s.bytes_for(evidence) / MIB for s in (found.below, found.above, found.request))
+    below, above, request = (
+        spread.bytes_for(evidence, side) / MIB
+        for spread, side in ((found.below, "below"), (found.above, "above"), (found.request, "above"))
+    )
     assert sum(-below <= error <= above for error in range(-10, 86)) >= 95
     assert below + above < 100  # and no more than these: five may lie outside
     assert 700 <= request < 800  # of 100 runs, one may need more
@@ -497,8 +507,8 @@ def test_a_family_that_is_held_out_does_not_decide_its_own_interval() -> None:
     judged_by = intervals.held_out([*sure, *wild], {**answers, **more}, "family")
     evidence = answers[sure[0].key].evidence
     assert evidence is not None
-    assert judged_by(wild[0])["unruled"].above.bytes_for(evidence) < 10 * MIB
-    assert judged_by(sure[0])["unruled"].above.bytes_for(evidence) > 800 * MIB
+    assert judged_by(wild[0])["unruled"].above.bytes_for(evidence, "above") < 10 * MIB
+    assert judged_by(sure[0])["unruled"].above.bytes_for(evidence, "above") > 800 * MIB
     assert intervals.held_out(sure, answers, None)(sure[0]) == interval.remainders()
 
 

@@ -23,7 +23,7 @@ CALIBRATED = {
 
 def causes(**changed: Any) -> dict[str, Cause]:
     plain = {
-        "kind": "plain", "reserved_bytes": 100 * MIB, "workspace_spread_bytes": 0, "context_bytes": 430 * MIB,
+        "kind": "plain", "reserved_bytes": 100 * MIB, "context_bytes": 430 * MIB,
         "is_context_given": True, "library_bytes": 18 * MIB,
     }  # fmt: skip
     return {cause.name: cause for cause in causes_of(Evidence(**{**plain, **changed}), CALIBRATED)}
@@ -98,8 +98,8 @@ def test_a_guessed_context_and_its_libraries_are_causes() -> None:
 
 
 def test_convolutions_widen_by_how_far_other_workspaces_move_the_peak() -> None:
-    found = causes(kind="ruled", workspace_spread_bytes=50 * MIB)
-    assert found["convolutions"].below_bytes == 111 * MIB
+    found = causes(kind="ruled", workspaces_less_bytes=50 * MIB, workspaces_more_bytes=20 * MIB)
+    assert (found["convolutions"].below_bytes, found["convolutions"].above_bytes) == (111 * MIB, 51 * MIB)
     assert "remainder" not in found
 
 
@@ -159,10 +159,10 @@ def test_the_request_is_what_its_causes_support_and_no_byte_more(evidence: Evide
 
 def test_the_shipped_constants_can_be_read_and_widen_in_order() -> None:
     evidence = Evidence(
-        kind="plain", reserved_bytes=GIB, workspace_spread_bytes=100 * MIB, context_bytes=0, is_context_given=True,
+        kind="plain", reserved_bytes=GIB, context_bytes=0, is_context_given=True,
         library_bytes=0,
     )  # fmt: skip
     for kind in KINDS:
         remainder = remainders()[kind]
-        assert remainder.above.bytes_for(evidence) > 0
-        assert remainder.below.bytes_for(evidence) > 0
+        assert remainder.above.bytes_for(evidence, "above") > 0
+        assert remainder.below.bytes_for(evidence, "below") > 0

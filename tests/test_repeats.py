@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from warm_runs import WarmRuns
 
 EVIDENCE = Evidence(
-    kind="asked", reserved_bytes=GIB, workspace_spread_bytes=10 * MIB, context_bytes=0, is_context_given=True,
+    kind="asked", reserved_bytes=GIB, workspaces_more_bytes=10 * MIB, context_bytes=0, is_context_given=True,
     library_bytes=0, waiting_bytes=300 * MIB, longer_bytes=500 * MIB, are_lengths_unknown=True,
 )  # fmt: skip
 VARYING = """

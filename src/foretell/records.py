@@ -116,13 +116,19 @@ class Evidence:
 
     kind: ConvolutionKind
     reserved_bytes: int
-    workspace_spread_bytes: int
-    """How far the peak moves if cuDNN chooses other workspaces."""
     context_bytes: int
     is_context_given: bool
     library_bytes: int
-    sums_spread_bytes: int = 0
-    """How far it moves if cuDNN sums the gradients of weights in more or fewer parts."""
+    workspaces_less_bytes: int = 0
+    """How far the peak falls at most if cuDNN chooses other workspaces."""
+    workspaces_more_bytes: int = 0
+    """How far it rises."""
+    sums_less_bytes: int = 0
+    """How far it falls at most if cuDNN sums the gradients of weights in more or fewer parts."""
+    sums_more_bytes: int = 0
+    alike_less_bytes: int = 0
+    """How far it falls at most if many convolutions choose other workspaces together."""
+    alike_more_bytes: int = 0
     context_below_bytes: int = 0
     """Of a context that was fitted to measured runs: how much less it may be."""
     context_above_bytes: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from foretell.analysis.batches import differ_in_number_only
 from foretell.analysis.steps import most_waiting_bytes
-from foretell.analysis.workspaces import workspace_spreads
+from foretell.analysis.workspaces import Moves, WorkspaceMoves, workspace_moves
 from foretell.protocol.native_log import WORKSPACE_SOURCES
 from foretell.records import Batches, ConvolutionKind, Evidence, StepPeak
 from foretell.rules.libraries import MEASURED_CONTEXTS
@@ -25,12 +25,17 @@ def evidence_of(
     rows = trace.convolutions
     # Without a history: the tensors that cuDNN may copy.
     largest = max(map(sum, zip(rows.x_bytes, rows.y_bytes, rows.w_bytes, strict=True)), default=0)
-    of_workspaces, of_sums = workspace_spreads(trace, counters.device) or (largest, largest)
+    unknown = Moves(largest, largest)
+    moves = workspace_moves(trace, counters.device) or WorkspaceMoves(unknown, unknown, unknown)
     return Evidence(
         kind=_kind(trace),
         reserved_bytes=counters.peak_reserved_bytes,
-        workspace_spread_bytes=of_workspaces,
-        sums_spread_bytes=of_sums,
+        workspaces_less_bytes=moves.others.less_bytes,
+        workspaces_more_bytes=moves.others.more_bytes,
+        sums_less_bytes=moves.sums.less_bytes,
+        sums_more_bytes=moves.sums.more_bytes,
+        alike_less_bytes=moves.alike.less_bytes,
+        alike_more_bytes=moves.alike.more_bytes,
         context_bytes=trace.context_bytes,
         is_context_given=trace.is_context_given,
         context_below_bytes=trace.context_below_bytes,

@@ -2,12 +2,14 @@
 changed.
 
 Which convolutions matter differs from job to job: where the peak is in the optimizer none of them does, and where large
-blocks are reused a single one may move it by gigabytes. Two changes are tried:
+blocks are reused a single one may move it by gigabytes. Three changes are tried:
 
 - In each of NUM_REPLAYS every convolution has, with a probability of CHANGED, another workspace: none, or copies of its
   tensors, once or twice.
 - Every gradient of weights has PARTIAL_SUMS copies of them more, or less. In how many parts cuDNN sums these gradients
   is what no rule tells. It is little memory, but it decides whether a workspace fits into a block that is there.
+- Where cuDNN was asked, many convolutions choose otherwise together, since one heuristic decides: those of one
+  direction copy their tensors, or do without a workspace, and so do those with 1x1 filters.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import NamedTuple
 from foretell.allocator import CachingAllocator, Device
 from foretell.allocator.play import play_again
 from foretell.protocol.history import ACTIONS
-from foretell.protocol.native_log import DIRECTIONS
+from foretell.protocol.native_log import DIRECTIONS, WORKSPACE_SOURCES
 from foretell.trace import Trace
 
 NUM_REPLAYS = 8
@@ -35,31 +37,82 @@ _MOST_EVENTS = 60_000
 _NEAR = 40
 """Events between an allocation and the record of the convolution that it is for."""
 _WEIGHTS = DIRECTIONS.index("weights")
+_RULE = WORKSPACE_SOURCES.index("rule")
+_ELEMENT_BYTES = {1: 8, 2: 2, 9: 2}
+"""Of double, half and bfloat16, as cudnnDataType_t."""
 _ALLOC, _FREE_REQUESTED, _FREE_COMPLETED = map(ACTIONS.index, ("alloc", "free_requested", "free_completed"))
 _ENDLESS = 1 << 45
 _NO_BLOCK = 1 << 62
 """Addresses from here on are not in any history."""
 
 
-def workspace_spreads(trace: Trace, device: int) -> tuple[int, int] | None:
-    """The furthest that a replay is from the peak without changes: with other workspaces, and with other numbers of
-    partial sums; 0 without convolutions. None: there is no history to replay."""
+class Moves(NamedTuple):
+    """The furthest that replays are below and above the peak without changes."""
+
+    less_bytes: int
+    more_bytes: int
+
+
+class WorkspaceMoves(NamedTuple):
+    others: Moves
+    sums: Moves
+    alike: Moves
+
+
+_NONE = Moves(0, 0)
+
+
+def workspace_moves(trace: Trace, device: int) -> WorkspaceMoves | None:
+    """None: there is no history to replay."""
     rows = trace.convolutions
     if not rows.time_us:
-        return 0, 0
+        return WorkspaceMoves(_NONE, _NONE, _NONE)
     if not trace.memory.action or not trace.allocator.is_native:
         return None
     histories = _Histories(trace, device)
     recorded = histories.peak_with(rows.workspace_bytes.__getitem__)
 
-    def furthest(choices: Iterable[Callable[[int], int]]) -> int:
-        return max(abs(histories.peak_with(choice) - recorded) for choice in choices)
+    def furthest(choices: Iterable[Callable[[int], int]]) -> Moves:
+        moved = [histories.peak_with(choice) - recorded for choice in choices]
+        return Moves(max(0, -min(moved)), max(0, *moved))
 
     chosen = random.Random(0)
-    others = furthest(_other_choice(trace, chosen) for _ in range(NUM_REPLAYS))
-    if not any(rows.workspace_bytes):
-        return others, 0
-    return others, furthest(_with_sums(trace, more) for more in (-PARTIAL_SUMS, PARTIAL_SUMS))
+    sums = (_with_sums(trace, more) for more in (-PARTIAL_SUMS, PARTIAL_SUMS))
+    return WorkspaceMoves(
+        others=furthest(_other_choice(trace, chosen) for _ in range(NUM_REPLAYS)),
+        sums=furthest(sums) if any(rows.workspace_bytes) else _NONE,
+        alike=furthest(_alike(trace)) if _RULE not in rows.workspace_source else _NONE,
+    )
+
+
+def _alike(trace: Trace) -> Iterator[Callable[[int], int]]:
+    rows = trace.convolutions
+    yield lambda row: 0 if is_pointwise(trace, row) else rows.workspace_bytes[row]
+    for changed in range(len(DIRECTIONS)):
+
+        def copied(row: int, direction: int = changed) -> int:
+            usual = rows.workspace_bytes[row]
+            return _copies(trace, row) if rows.direction[row] == direction and not usual else usual
+
+        def without(row: int, direction: int = changed) -> int:
+            return 0 if rows.direction[row] == direction else rows.workspace_bytes[row]
+
+        yield from (copied, without)
+
+
+def is_pointwise(trace: Trace, row: int) -> bool:
+    """Whether it reads no element of x twice, as with 1x1 filters. With c channels, k filters of f elements and p
+    positions, a convolution takes k c f p multiplications; y and w have k p and k c f elements, and x has c f p if no
+    two positions overlap, so the product of the three is the square of the multiplications."""
+    rows = trace.convolutions
+    size = _ELEMENT_BYTES.get(rows.data_type[row], 4)
+    product = rows.x_bytes[row] * rows.y_bytes[row] * rows.w_bytes[row]
+    return bool(0 < rows.multiply_adds[row] ** 2 * size**3 <= product)
+
+
+def _copies(trace: Trace, row: int) -> int:
+    rows = trace.convolutions
+    return rows.x_bytes[row] + rows.y_bytes[row] + rows.w_bytes[row]
 
 
 def _with_sums(trace: Trace, more: int) -> Callable[[int], int]:
@@ -78,7 +131,7 @@ def _other_choice(trace: Trace, chosen: random.Random) -> Callable[[int], int]:
     rows, known = trace.convolutions, dict[tuple[int, ...], int]()
 
     def choose(row: int) -> int:
-        usual, copies = rows.workspace_bytes[row], rows.x_bytes[row] + rows.y_bytes[row] + rows.w_bytes[row]
+        usual, copies = rows.workspace_bytes[row], _copies(trace, row)
         shape = (rows.name[row], rows.direction[row], rows.x_bytes[row], rows.y_bytes[row], rows.w_bytes[row], usual)
         if shape not in known:
             others = (0, copies, 2 * copies) if usual else (copies, 2 * copies)

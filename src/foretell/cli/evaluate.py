@@ -369,7 +369,7 @@ def _show(
 
     causes, runs = metrics.cause_figures(judged), metrics.largest_errors(judged, options.runs)
     problems = [answer for answer in answers.values() if answer.problem]
-    about = _about(options, answers, problems)
+    about = _about(options, answers, problems) + _about_versions(judged, answers)
     document = {
         "schema": "foretell.evaluation/1",
         "about": about,
@@ -423,6 +423,21 @@ def _about(options: argparse.Namespace, answers: dict[str, Answer], problems: Se
     held_out = f"; intervals calibrated without the {options.hold_out} of each run" if options.hold_out else ""
     missing = f"; {len(problems)} could not be estimated" if problems else ""
     return f"{len(answers)} measured runs, {rows}{sample}; torch {', '.join(versions)}{held_out}{missing}."
+
+
+def _about_versions(judged: Sequence[Judged], answers: dict[str, Answer]) -> str:
+    """Names the sets that were measured with another torch than that of this environment."""
+    from foretell.evaluation.cases import TORCH_OF_CAMPAIGNS
+
+    others: dict[str, str] = {}
+    for each in judged:
+        measured, ours = TORCH_OF_CAMPAIGNS.get(each.case.campaign), answers[each.case.key].torch.split(".")[:2]
+        if measured and ".".join(ours) not in measured:
+            others[each.case.set] = " to ".join(dict.fromkeys((measured[0], measured[-1])))
+    if not others:
+        return ""
+    sets = ", ".join(f"{name} (torch {versions})" for name, versions in others.items())
+    return f" Measured with other versions, whose differences count as errors: {sets}."
 
 
 def _markdown(

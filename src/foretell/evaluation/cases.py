@@ -18,6 +18,8 @@ Row = dict[str, str]
 
 A100_CONTEXT_BYTES = 1429 * MIB
 """For the 2024 campaign, whose numbers include it: whole-GPU nvidia-smi with an empty process."""
+TORCH_OF_CAMPAIGNS = {"xmem": ("2.6",), "a100-2024": ("2.4", "2.5", "2.6")}
+"""The versions with which a campaign was measured, as far as they are known; of the second inferred."""
 _A100 = "a100-40gb"
 _NAMED_CNNS = {"vgg16", "resnet50", "mobilenetV2", "efficientnet", "inception"}
 _TIMM_FULL_MIB = 39_000

@@ -82,12 +82,12 @@ def _evidence(case: Case, evidence: Evidence | None) -> Evidence:
 
 
 def _script(remainder: Remainder, evidence: Evidence) -> Cause:
-    above = remainder.above.bytes_for(evidence)
+    above = remainder.above.bytes_for(evidence, "above")
     return Cause(
         name="script",
-        below_bytes=remainder.below.bytes_for(evidence),
+        below_bytes=remainder.below.bytes_for(evidence, "below"),
         above_bytes=above,
-        request_bytes=max(above, remainder.request.bytes_for(evidence)),
+        request_bytes=max(above, remainder.request.bytes_for(evidence, "above")),
         why="how the model was trained was not recorded",
     )
 
@@ -169,15 +169,16 @@ def _fitted(runs: Sequence[_Run], shapes: Sequence[Spread]) -> Remainder | None:
     if len(runs) < FEWEST_RUNS:
         return None
 
-    def width(*spreads: Spread) -> float:
+    def width(below: Spread, above: Spread) -> float:
         """Relative to the measured value: the median of each set, and the mean of the sets."""
-        sizes = [
-            (run.set, sum(spread.bytes_for(run.evidence) for spread in spreads) / run.measured_bytes) for run in runs
-        ]
+        sizes = []
+        for run in runs:
+            size = below.bytes_for(run.evidence, "below") + above.bytes_for(run.evidence, "above")
+            sizes.append((run.set, size / run.measured_bytes))
         return statistics.fmean([statistics.median(values) for values in _by_set(sizes)])
 
     below, above = min((_interval(runs, shape) for shape in shapes), key=lambda bounds: width(*bounds))
-    request = min((_request(runs, shape) for shape in shapes), key=width)
+    request = min((_request(runs, shape) for shape in shapes), key=lambda spread: width(_ZERO, spread))
     groups, versions = {run.group for run in runs}, {run.torch for run in runs}
     torch = ", ".join(sorted(versions))
     return Remainder(below=below, above=above, request=request, runs=len(runs), groups=len(groups), torch=torch)
@@ -187,7 +188,7 @@ def _interval(runs: Sequence[_Run], shape: Spread) -> tuple[Spread, Spread]:
     """Below and above; the runs outside are divided between the two so that it is narrowest. For at least COVERED of
     the runs, and so many more that COVERED_IN_SETS of each set are inside bounds that their family has no part in."""
     scores = sorted(
-        (_Score(run.beyond_bytes / shape.bytes_for(run.evidence), run.set, run.group) for run in runs),
+        (_Score(_in_units(run, shape), run.set, run.group) for run in runs),
         key=lambda each: each.value,
     )
     least = math.ceil(COVERED * len(scores))
@@ -228,8 +229,12 @@ def _narrowest(scores: Sequence[float], num_outside: int) -> tuple[float, float]
     return min(bounds, key=lambda pair: pair[0] + pair[1])
 
 
+def _in_units(run: _Run, shape: Spread) -> float:
+    return run.beyond_bytes / shape.bytes_for(run.evidence, "above" if run.beyond_bytes > 0 else "below")
+
+
 def _request(runs: Sequence[_Run], shape: Spread) -> Spread:
-    scores = sorted(run.beyond_bytes / shape.bytes_for(run.evidence) for run in runs)
+    scores = sorted(_in_units(run, shape) for run in runs)
     return _times(shape, max(0.0, scores[math.ceil(REQUESTED * len(scores)) - 1]))
 
 

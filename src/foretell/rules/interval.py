@@ -3,9 +3,9 @@ it may be.
 
 What can be read off the run or off public measurements is a rule here. What remains, measured minus estimated, is
 calibrated on measured runs: `make calibration` writes it to interval.toml, and docs/accuracy.md says how. Each
-`Spread` has five terms: a constant, a share of PyTorch's reserved memory, multiples of how far the peak moves in
-replays with other workspaces of cuDNN and with other numbers of partial sums (analysis/workspaces.py), and one of how
-far it moves with batches of other shapes.
+`Spread` has five terms: a constant, a share of PyTorch's reserved memory, multiples of how far the peak falls,
+or rises, in replays with other workspaces of cuDNN and with other numbers of partial sums (analysis/workspaces.py), and
+one of how far it moves with batches of other shapes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..records import CONVOLUTION_KINDS, Cause, Connections, ConvolutionKind, Evidence, Repeat, RepeatKind
 from ..units import MIB
 
 CONSTANTS = Path(__file__).with_name("interval.toml")
+Side = Literal["below", "above"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """An amount of memory, by what it grows with."""
@@ -28,14 +31,17 @@ class Spread:
     of_reserved: float
     of_workspaces: float = 0.0
     of_sums: float = 0.0
+    of_alike: float = 0.0
     of_lengths: float = 0.0
 
-    def bytes_for(self, evidence: Evidence) -> int:
+    def bytes_for(self, evidence: Evidence, side: Side) -> int:
+        is_below = side == "below"
         parts = (
             self.mib * MIB,
             self.of_reserved * evidence.reserved_bytes,
-            self.of_workspaces * evidence.workspace_spread_bytes,
-            self.of_sums * evidence.sums_spread_bytes,
+            self.of_workspaces * (evidence.workspaces_less_bytes if is_below else evidence.workspaces_more_bytes),
+            self.of_sums * (evidence.sums_less_bytes if is_below else evidence.sums_more_bytes),
+            self.of_alike * (evidence.alike_less_bytes if is_below else evidence.alike_more_bytes),
             self.of_lengths * (evidence.shorter_bytes + evidence.longer_bytes),
         )
         return max(0, int(sum(parts)))
@@ -156,12 +162,12 @@ def _causes(evidence: Evidence, remainder: Remainder) -> Iterator[Cause]:
         why="what NCCL allocates depends on how the GPUs are connected (--interconnect, --nccl)",
     )
     smaller, larger = _moved(evidence, "workspaces") or (0, 0)
-    above = max(larger, remainder.above.bytes_for(evidence))
+    above = max(larger, remainder.above.bytes_for(evidence, "above"))
     yield Cause(
         name="remainder" if evidence.kind == "plain" else "convolutions",
-        below_bytes=max(smaller, remainder.below.bytes_for(evidence)),
+        below_bytes=max(smaller, remainder.below.bytes_for(evidence, "below")),
         above_bytes=above,
-        request_bytes=max(above, remainder.request.bytes_for(evidence)),
+        request_bytes=max(above, remainder.request.bytes_for(evidence, "above")),
         why=_WHYS[evidence.kind],
     )
 
