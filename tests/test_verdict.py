@@ -440,7 +440,7 @@ def test_many_unknown_sizes_of_one_line_are_one_caveat(tmp_path: Path) -> None:
 
 def test_a_card_that_the_upper_end_of_the_interval_exceeds_is_a_caveat(tmp_path: Path) -> None:
     total = 12622168064
-    folder = CaptureFolder(tmp_path).torch().end(0, total - 250 * MIB, (512, total - 250 * MIB))
+    folder = CaptureFolder(tmp_path).torch().end(0, total - 200 * MIB, (512, total - 200 * MIB))
     assert any("close to the limit" in caveat for caveat in estimate_of(folder.trace()).caveats)
 
 

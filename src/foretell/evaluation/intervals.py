@@ -33,11 +33,22 @@ from foretell.rules.interval import (
 HoldOut = Literal["campaign", "family"]
 FEWEST_RUNS = 30
 """With fewer, the constants stay as they are."""
-COVERED, COVERED_IN_SETS = 0.95, 0.94
-REQUESTED, REQUESTED_IN_SETS = 0.99, 0.98
-"""Of all runs, and of each set with enough of them."""
-_REQUESTED_UNRECORDED = 0.98
-"""Of runs whose scripts nobody recorded, some were of another kind: three times the estimate, in one case."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which part of the runs is to hold."""
+
+    inside: float = 0.95
+    inside_in_sets: float = 0.94
+    """Of each set with enough runs."""
+    requested: float = 0.99
+    requested_in_sets: float = 0.985
+
+
+_WANTED = _Wanted()
+_WANTED_UNRECORDED = _Wanted(inside=0.94, requested=0.97, requested_in_sets=0.97)
+"""Of runs whose scripts nobody recorded, some were of another kind: in one case, three times what is estimated."""
 MOST_STRETCHED = 1.5
 """Of a few families, the furthest run tells little about the tail of others."""
 _NUM_FOLDS = 16
@@ -47,9 +58,13 @@ _TIMES = (0.3, 1.0, 3.0)
 # Few, since the best of many fits only the runs at hand.
 _SHAPES = [Spread(mib=8.0, of_reserved=part) for part in (0.005, 0.02, 0.05)]
 _SHAPES_OF: dict[str, list[Spread]] = {
-    "plain": [Spread(mib=mib, of_reserved=part) for mib in (4.0, 16.0) for part in (0.005, 0.02)],
+    "plain": [Spread(mib=16.0, of_reserved=part) for part in (0.005, 0.02)],
     VARYING: [*_SHAPES, *(replace(shape, of_lengths=times) for shape in _SHAPES for times in _TIMES)],
-    "asked": [replace(shape, of_alike=times) for shape in _SHAPES for times in _TIMES],
+    "asked": [
+        each
+        for shape in _SHAPES for times in _TIMES
+        for each in (replace(shape, of_alike=times), replace(shape, of_workspaces=times))
+    ],
     "ruled": [
         replace(shape, of_workspaces=times, of_sums=sums)
         for shape in _SHAPES for times in _TIMES for sums in (0.0, times)
@@ -148,8 +163,8 @@ def fit(
     for kind in (kind for kind in KINDS if kind in kinds):
         own = [(case, answer) for case, answer in usable if _kind(case, answer) == kind]
         runs = [_run(case, answer, {**found, kind: _NOTHING}) for case, answer in own]
-        requested = _REQUESTED_UNRECORDED if kind == UNRECORDED else REQUESTED
-        found[kind] = _fitted(runs, _SHAPES_OF[kind], requested=requested) or shipped[kind]
+        wanted = _WANTED_UNRECORDED if kind == UNRECORDED else _WANTED
+        found[kind] = _fitted(runs, _SHAPES_OF[kind], wanted) or shipped[kind]
     if not found["asked"].runs:  # nobody has measured runs with a cuDNN that can be asked
         found["asked"] = replace(found["ruled"], runs=0, groups=0)
     return found
@@ -178,7 +193,7 @@ def _run(case: Case, answer: Answer, calibrated: Remainders) -> _Run:
     )
 
 
-def _fitted(runs: Sequence[_Run], shapes: Sequence[Spread], *, requested: float) -> Remainder | None:
+def _fitted(runs: Sequence[_Run], shapes: Sequence[Spread], wanted: _Wanted) -> Remainder | None:
     """Of all shapes those with the narrowest interval, and the lowest request, in the median."""
     if len(runs) < FEWEST_RUNS:
         return None
@@ -191,28 +206,29 @@ def _fitted(runs: Sequence[_Run], shapes: Sequence[Spread], *, requested: float)
             sizes.append((run.set, size / run.measured_bytes))
         return statistics.fmean([statistics.median(values) for values in _by_set(sizes)])
 
-    bounds = [_interval(runs, shape, lean) for shape in shapes for lean in _LEANS]
+    bounds = [_interval(runs, shape, lean, wanted) for shape in shapes for lean in _LEANS]
     below, above = min(bounds, key=lambda both: width(*both))
-    request = min((_request(runs, shape, requested) for shape in shapes), key=lambda spread: width(_ZERO, spread))
+    request = min((_request(runs, shape, wanted) for shape in shapes), key=lambda spread: width(_ZERO, spread))
     groups, versions = {run.group for run in runs}, {run.torch for run in runs}
     torch = ", ".join(sorted(versions))
     return Remainder(below=below, above=above, request=request, runs=len(runs), groups=len(groups), torch=torch)
 
 
-def _interval(runs: Sequence[_Run], shape: Spread, lean: float) -> tuple[Spread, Spread]:
+def _interval(runs: Sequence[_Run], shape: Spread, lean: float, wanted: _Wanted) -> tuple[Spread, Spread]:
     """Below and above."""
     down, up = 1 / math.sqrt(lean), math.sqrt(lean)
     scores = []
     for run in runs:
         score = _in_units(run, shape)
         scores.append(max(-score / down, score / up))
-    factor = _factor(_weighted(runs, scores), COVERED, COVERED_IN_SETS)
+    factor = _factor(_weighted(runs, scores), wanted.inside, wanted.inside_in_sets)
     return _times(shape, factor * down), _times(shape, factor * up)
 
 
-def _request(runs: Sequence[_Run], shape: Spread, part: float) -> Spread:
+def _request(runs: Sequence[_Run], shape: Spread, wanted: _Wanted) -> Spread:
     scores = [max(0.0, _in_units(run, shape)) for run in runs]
-    return _times(shape, _factor(_weighted(runs, scores), part, min(part, REQUESTED_IN_SETS)))
+    factor = _factor(_weighted(runs, scores), wanted.requested, wanted.requested_in_sets)
+    return _times(shape, factor)
 
 
 def _in_units(run: _Run, shape: Spread) -> float:

@@ -2,10 +2,10 @@
 it may be.
 
 What can be read off the run or off public measurements is a rule here. What remains, measured minus estimated, is
-calibrated on measured runs: `make calibration` writes it to interval.toml, and docs/accuracy.md says how. Each
-`Spread` has five terms: a constant, a share of PyTorch's reserved memory, multiples of how far the peak falls,
-or rises, in replays with other workspaces of cuDNN and with other numbers of partial sums (analysis/workspaces.py), and
-one of how far it moves with batches of other shapes.
+calibrated on measured runs: `make calibration` writes it to interval.toml, and docs/accuracy.md says how. The terms of
+a `Spread` are a constant, a share of PyTorch's reserved memory, multiples of how far the peak falls, or rises, in
+replays with other workspaces of cuDNN (analysis/workspaces.py), and one of how far it moves with batches of other
+shapes.
 """
 
 from __future__ import annotations
