@@ -170,7 +170,7 @@ class Job:
     @property
     def available_bytes(self) -> int:
         """Memory of the card that is available to the job in total."""
-        return self.gpu.total_bytes - self.used_by_others_bytes
+        return self.gpu.available_bytes(self.used_by_others_bytes)
 
     @property
     def is_context_given(self) -> bool:

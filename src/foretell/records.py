@@ -67,6 +67,10 @@ class Gpu:
     def __post_init__(self) -> None:
         assert min(self.total_bytes, self.num_sms) > 0, f"{self.name}: {self.total_bytes} bytes, {self.num_sms} SMs"
 
+    def available_bytes(self, used_by_others_bytes: int) -> int:
+        """Memory that is available to a job in total."""
+        return self.total_bytes - used_by_others_bytes
+
 
 CauseName = Literal[
     "context", "libraries", "convolutions", "lengths", "streams", "values", "workspaces", "connections",
@@ -861,7 +865,7 @@ class Estimate:
     @property
     def available_bytes(self) -> int:
         """Memory of the card that is available to the job in total."""
-        return self.gpu.total_bytes - self.used_by_others_bytes
+        return self.gpu.available_bytes(self.used_by_others_bytes)
 
     @property
     def spare_bytes(self) -> int:

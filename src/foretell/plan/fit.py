@@ -368,7 +368,7 @@ class _Search:
         return self._available(gpu) > self._context(gpu)
 
     def _available(self, gpu: Gpu) -> int:
-        return gpu.total_bytes - self._job.used_by_others_bytes
+        return gpu.available_bytes(self._job.used_by_others_bytes)
 
     def _context(self, gpu: Gpu) -> int:
         return gpu.context_bytes if self._job.context_bytes is None else self._job.context_bytes

@@ -77,7 +77,7 @@ def side_by_side(
     device, request, contexts = (sum(column) for column in zip(*needs, strict=True))
     saved = max(0, contexts - gpu.context_bytes) if shares_context else 0
     return SideBySide(
-        available_bytes=gpu.total_bytes - used_by_others_bytes,
+        available_bytes=gpu.available_bytes(used_by_others_bytes),
         device_bytes=device - saved,
         request_bytes=request - saved,
     )
