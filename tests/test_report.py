@@ -12,7 +12,7 @@ from rich.text import Text
 
 from capture_folder import training_run
 from foretell.analysis.verdict import estimate_of
-from foretell.records import Estimate, OutOfMemory, OutsidePeak, StepPeak
+from foretell.records import Estimate, OutOfMemory, OutsidePeak, PeakMemory, RankEstimate, StepPeak, World
 from foretell.report import json as json_report
 from foretell.report import text
 from foretell.report.dotted import Dotted, shared_prefix, shortened
@@ -56,6 +56,21 @@ def shown(estimate: Estimate, width: int = 80) -> str:
 def test_the_table_keeps_to_the_width_of_the_terminal(fits: Estimate, runs_out: Estimate, width: int) -> None:
     for estimate in (fits, runs_out):
         assert max(map(len, shown(estimate, width).splitlines())) <= width
+
+
+def test_sizes_of_ranks_are_not_broken_and_a_remark_is(fits: Estimate) -> None:
+    size = round(26.98 * GIB)
+    peak = PeakMemory(
+        allocated_bytes=size, reserved_bytes=size, library_bytes=size, context_bytes=0, device_low_bytes=size,
+        device_high_bytes=2 * size, request_bytes=2 * size,
+    )  # fmt: skip
+    rank = RankEstimate(
+        rank=0, stands_for=(0, 1, 4, 5), local_rank=0, verdict="fits", peak=peak, num_steps=3, spare_bytes=size,
+        needed_by=7,
+    )  # fmt: skip
+    estimate = replace(fits, world=World(size=8, ranks_run=(0, 7), worst_rank=0), ranks=(rank,))
+    (row,) = [line for line in shown(estimate).splitlines() if line.count("26.98 GiB") == 4]
+    assert "rank 7" in row
 
 
 def test_the_table_says_what_is_needed_and_what_is_spare(fits: Estimate) -> None:

@@ -349,9 +349,9 @@ def _steps(estimate: Estimate) -> RenderableType | None:
 def _ranks(estimate: Estimate) -> RenderableType | None:
     if estimate.world is None:
         return None
-    table = Table(box=None, padding=(0, 2), header_style="bright_black", show_edge=False)
+    table = Table(box=None, padding=(0, 1), header_style="bright_black", show_edge=False)
     for heading in ("ranks", "allocated", "reserved", "libraries", "device", "spare"):
-        table.add_column(heading, justify="left" if heading == "ranks" else "right")
+        table.add_column(heading, justify="left" if heading == "ranks" else "right", no_wrap=heading != "ranks")
     table.add_column("")
     for rank in estimate.ranks:
         peak = rank.peak
