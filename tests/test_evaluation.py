@@ -95,10 +95,19 @@ TRANSFORMER_COLUMNS = (
 )
 
 
-def test_runs_that_shared_their_card_are_left_out(tmp_path: Path) -> None:
+def test_runs_that_seem_to_have_shared_their_card_are_judged_but_not_fitted(tmp_path: Path) -> None:
     rows = [f"{start},10,64,2,2,64,0.1,8,100,64,8,1700,SUCCESSFUL" for start in ("1,768", "1,769", "1,949", "2,800")]
     found = cases.read(write(tmp_path, "transformer_a100", TRANSFORMER_COLUMNS, *rows))
-    assert [case.key for case in found] == ["transformer_a100/2", "transformer_a100/5"]
+    assert [case.is_in_doubt for case in found] == [False, True, True, False]
+
+
+def test_no_constant_is_fitted_to_runs_in_doubt() -> None:
+    certain = [a_case(number, measured_bytes=4 * GIB + number * MIB) for number in range(1, 41)]
+    doubtful = [a_case(number, measured_bytes=6 * GIB, is_in_doubt=True) for number in range(41, 51)]
+    answers = {case.key: an_answer(case, 4 * GIB) for case in certain + doubtful}
+    fitted = intervals.fit(certain + doubtful, answers)
+    assert fitted["unruled"].runs == 40
+    assert fitted == intervals.fit(certain, answers)
 
 
 JOB_COLUMNS = "source,job,gpu,quantity,measured_mib,campaign_stack,how"

@@ -172,7 +172,7 @@ def fit(
 
 def _is_usable(case: Case, answer: Answer | None) -> bool:
     has_number = answer is not None and answer.evidence is not None and not answer.is_oom and not answer.problem
-    return has_number and case.has_memory and not case.is_oom and case.quantity == "device"
+    return has_number and case.has_memory and not case.is_oom and not case.is_in_doubt and case.quantity == "device"
 
 
 _ZERO = Spread(mib=0.0, of_reserved=0.0)

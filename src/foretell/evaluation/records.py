@@ -44,6 +44,8 @@ class Case:
     """Who measured, and when: one machine, one version of each library."""
     is_script_known: bool = True
     """False: nobody recorded how the model was trained, so the script here is a guess."""
+    is_in_doubt: bool = False
+    """Another process seems to have been on the card: judged like others, but nothing is fitted to it."""
     draws: tuple[tuple[str, ...], ...] = ()
     """Further arguments, each for a run with other batches, where those of the measured run are not known."""
     factors: dict[str, str | float] = field(default_factory=dict)
