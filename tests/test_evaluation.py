@@ -12,6 +12,7 @@ from statistics import median
 import pytest
 
 from foretell.cli import main
+from foretell.cli.evaluate import about_versions
 from foretell.errors import UsageError
 from foretell.evaluation import cases, intervals, metrics, regressor, runner, statistics, tables, times
 from foretell.evaluation.records import Answer, Case, OtherEstimate
@@ -149,6 +150,17 @@ def test_a_published_job_without_a_script_has_no_estimate_and_the_others_have_th
     (case,) = cases.read(tmp_path)
     found = runner.answer((case, "auto"), warm)
     assert found.problem == "no script repeats this job: a job of another kind"
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"), [("2.6.0+cu124", ""), ("2.15.0+cu132", "count as errors: cnn_rtx (torch 2.6).")]
+)
+def test_sets_measured_with_another_torch_are_named(torch: str, expected: str) -> None:
+    known, unknown = a_case(1, campaign="xmem"), a_case(2, set="other", campaign="nobody knows")
+    answers = {case.key: replace(an_answer(case, GIB), torch=torch) for case in (known, unknown)}
+    text = about_versions(metrics.judge([known, unknown], answers), answers)
+    assert text.endswith(expected)
+    assert bool(text) is bool(expected)
 
 
 def test_an_answer_counts_in_every_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

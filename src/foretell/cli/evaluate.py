@@ -369,7 +369,7 @@ def _show(
 
     causes, runs = metrics.cause_figures(judged), metrics.largest_errors(judged, options.runs)
     problems = [answer for answer in answers.values() if answer.problem]
-    about = _about(options, answers, problems) + _about_versions(judged, answers)
+    about = _about(options, answers, problems) + about_versions(judged, answers)
     document = {
         "schema": "foretell.evaluation/1",
         "about": about,
@@ -425,7 +425,7 @@ def _about(options: argparse.Namespace, answers: dict[str, Answer], problems: Se
     return f"{len(answers)} measured runs, {rows}{sample}; torch {', '.join(versions)}{held_out}{missing}."
 
 
-def _about_versions(judged: Sequence[Judged], answers: dict[str, Answer]) -> str:
+def about_versions(judged: Sequence[Judged], answers: dict[str, Answer]) -> str:
     """Names the sets that were measured with another torch than that of this environment."""
     from foretell.evaluation.cases import TORCH_OF_CAMPAIGNS
 
