@@ -162,8 +162,9 @@ class JobFeatures:
         kinds = {layer.kind for layer in self.layers or ()}
         # `Conv1D` of transformers is a linear layer.
         if self.convolutions or any(kind.startswith("Conv") and kind != "Conv1D" for kind in kinds):
-            norms = sum(layer.kind.endswith("LayerNorm") for layer in self.layers or ())
-            return "transformer" if norms > len(self.convolutions or ()) > 0 else "cnn"
+            norms = {kind for kind in kinds if kind.endswith("LayerNorm")}
+            num_norms = sum(layer.kind in norms for layer in self.layers or ()) if norms else 0
+            return "transformer" if num_norms > len(self.convolutions or ()) > 0 else "cnn"
         if any("Attention" in kind or ("Norm" in kind and not kind.startswith("BatchNorm")) for kind in kinds):
             return "transformer"
         return "transformer" if "Embedding" in kinds else "mlp"

@@ -40,8 +40,7 @@ class GuessedJob:
     device_low_bytes: int
     device_high_bytes: int
     bound_bytes: int
-    """Device memory whose class is too low for at most 2 % of runs. Of bytes, 2.5 % need more than
-    `device_high_bytes`."""
+    """Device memory whose class is too low for at most 2 % of runs; 2.5 % need more bytes than `device_high_bytes`."""
     class_low_bytes: int
     class_high_bytes: int
     """The class of memory the estimate falls into, as in the papers: 1 GiB wide for MLPs, 8 GiB for other nets."""
