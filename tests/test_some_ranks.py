@@ -149,9 +149,11 @@ def test_one_rank_of_many_stands_for_all(runs: WarmRuns) -> None:
     assert row["nccl_bytes"] == communicator["bytes"] > 0
 
 
-def test_gloo_beside_nccl_asks_for_no_rank(runs: WarmRuns) -> None:
+def test_gloo_beside_nccl_asks_for_no_rank_and_says_that_it_moves_no_data(runs: WarmRuns) -> None:
     found = run(runs, "0", 8, "gloo_beside")
     assert (found.code, found.result["world"]["ranks_run"]) == (0, [0]), found.tail()
+    (caveat,) = (text for text in found.result["caveats"] if "Gloo" in text)
+    assert re.match(r"broadcast at \S*gloo_beside.py:13 uses Gloo, which moves no data", caveat)
 
 
 def test_auto_runs_a_rank_of_each_stage(runs: WarmRuns) -> None:

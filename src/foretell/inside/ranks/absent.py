@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import inspect
 import os
 import re
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ class Absent:
         self._groups: dict[str, list[int]] = {}
         """Ranks of each process group, by its name."""
         self._asked: set[int] = set()
+        self._noted: set[str] = set()
+        """Lines at which Gloo would have brought data of another rank."""
         self._rank = 0
         self._stores: list[Any] = []
         """For ever: a store's Python half dies with its last reference."""
@@ -60,6 +63,8 @@ class Absent:
         for module in (self._torch.distributed, c10d):
             for name in ("gather", "scatter"):
                 patches.wrap(module, name, self._from_like_ranks)
+            for name in ("broadcast", "gather", "scatter"):
+                patches.wrap(module, name, self._noting_gloo)
         self._capture.imports.when_imported("torch.distributed.checkpoint.default_planner", self._save_in_part)
         self._replace_gloo(c10d)
 
@@ -174,6 +179,31 @@ class Absent:
                 self._library.foretell_gather_or_scatter(0, None, 0)
 
         return gather_or_scatter
+
+    def _noting_gloo(self, original: Any) -> Any:
+        """Gloo moves no data here (see `_replace_gloo`): what another rank would have sent stays as it is."""
+        parameters = inspect.signature(original)
+
+        @wraps(original)
+        def exchange(*args: Any, **kwargs: Any) -> Any:
+            given = parameters.bind(*args, **kwargs).arguments
+            if getattr(given.get("tensor"), "device", None) == self._torch.device("cpu"):
+                in_group = given.get("group_src")
+                root = given.get("src", 0) if in_group is None else in_group
+                own = self._torch.distributed.get_rank(None if in_group is None else given.get("group"))
+                if original.__name__ == "gather" or root != own:
+                    self._note_gloo(f"{original.__name__} at {in_short(where_now())}")
+            return original(*args, **kwargs)
+
+        return exchange
+
+    def _note_gloo(self, call: str) -> None:
+        if call not in self._noted:
+            self._noted.add(call)
+            self._capture.caveat(
+                f"{call} uses Gloo, which moves no data if only some ranks run: "
+                "what the script does with what other ranks send may differ (--ranks all)"
+            )
 
     def _save_in_part(self, planner: Any) -> None:
         """A distributed checkpoint has the shards of the ranks that run. The plans of the others are like theirs: what
