@@ -128,7 +128,7 @@ def test_machines_of_a_hostfile_have_the_slots_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("0;1", "must be auto, all or a list"), ("8", "of 8 ranks the last one is 7"), ("3-1", "3-1 is empty")],
+    [("0;1", "must be auto, all or a list"), ("8", "the 8 ranks are numbered 0 to 7"), ("3-1", "3-1 is empty")],
 )
 def test_a_list_of_ranks_that_is_none_is_a_mistake_of_usage(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
