@@ -197,3 +197,9 @@ def test_a_recurrent_net_is_recorded_with_its_sizes(tmp_path: Path) -> None:
         "input_size": 20, "hidden_size": 30, "device": 0, "direction": 0, "cell": native_log.CELLS.index("lstm"),
         "data_type": 0, "num_layers": 2, "num_directions": 2,
     }  # fmt: skip
+
+
+def test_what_a_profiler_says_before_each_operator_is_not_recorded(tmp_path: Path) -> None:
+    pushed = "assert [f('cuptiActivityPushExternalCorrelationId')(2, i64(n)) for n in range(3)] == [0, 0, 0]"
+    found = logged(tmp_path, pushed, "f('cuptiActivityEnable')(1)")
+    assert [call["function"] for call in found if call["function"].startswith("cupti")] == ["cuptiActivityEnable"]

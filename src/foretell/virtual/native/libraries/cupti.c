@@ -31,13 +31,14 @@ EXPORT int cuptiGetCallbackName(int domain UNUSED, unsigned id UNUSED, const cha
     *name = "unknown";
     return 0;
 }
+/* Before and after each operator (torch 2.6 does it also where only the host is recorded): no use worth a record. */
+EXPORT int cuptiActivityPushExternalCorrelationId(int kind UNUSED, uint64_t id UNUSED) { return 0; }
 EXPORT int cuptiActivityPopExternalCorrelationId(int kind UNUSED, uint64_t *last) { if (last) *last = 0; return 0; }
 EXPORT int cuptiActivitySetAttribute(int attribute UNUSED, size_t *bytes UNUSED, void *value UNUSED) { return 0; }
 
 #define SWITCH(name) \
     EXPORT int name(void) { log_library_call(#name, (LibraryCallRecord){.device = current_device}); return 0; }
 SWITCH(cuptiActivityEnable) SWITCH(cuptiActivityDisable) SWITCH(cuptiActivityFlushAll)
-SWITCH(cuptiActivityPushExternalCorrelationId)
 SWITCH(cuptiActivityRegisterCallbacks) SWITCH(cuptiActivityRegisterTimestampCallback)
 SWITCH(cuptiActivityEnableRuntimeApi)
 SWITCH(cuptiActivityEnableDriverApi) SWITCH(cuptiActivityEnableCudaEventDeviceTimestamps) SWITCH(cuptiEnableCallback)
